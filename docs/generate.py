@@ -179,6 +179,8 @@ APPLICATION = {
     " before. Without it each start replaces it.",
     "buffer": "Whether `publish` returns before the store has the message: True, or a `Buffer` with"
     " its bounds; see [publish without waiting](../producers.md).",
+    "outbox": "The URL of a database of your own, `postgresql://…` or `sqlite:///path`: workers"
+    " forward what `publish(connection=…)` writes there; default: no outbox.",
     "spool": "A local file into which `publish` writes, and from which a thread forwards: its path,"
     " or a `Spool` with its bounds. Not with `buffer`.",
 }
@@ -709,7 +711,7 @@ GROUPS = {
     "Flows": ["Signature", "chain", "group", "chord"],
     "Queues by name": ["Queue", "Dependency"],
     "Subscriptions": ["SubscriptionInfo", "Consumer"],
-    "Workers": ["Summary", "WorkerInfo"],
+    "Workers": ["Summary", "WorkerInfo", "once", "aonce", "forget_once", "aforget_once"],
     "History": ["History", "HistoryRow", "HistoryPart", "WaitingTimes", "Alarm"],
     "Elections": ["Election", "Career", "Term", "ElectionState"],
 }

@@ -57,6 +57,7 @@ from laneway.tasks.job import Job, JobState
 from laneway.tasks.queue import Dependency, Queue
 from laneway.tasks.request import Request, current_request
 from laneway.tasks.task import Task
+from laneway.working.once import aforget_once, aonce, forget_once, once
 from laneway.working.options import Summary
 from laneway.working.time_limits import SoftTimeLimit
 
@@ -119,9 +120,13 @@ __all__ = [
     "UsageError",
     "WaitingTimes",
     "WorkerInfo",
+    "aforget_once",
+    "aonce",
     "chain",
     "chord",
     "current_request",
+    "forget_once",
     "get_task_logger",
     "group",
+    "once",
 ]

@@ -19,6 +19,7 @@ from laneway.admin import workers as admin_workers
 from laneway.admin.control import Control
 from laneway.admin.dead_letters import DeadLetters
 from laneway.admin.history import Histories
+from laneway.admin.outbox import Outbox
 from laneway.admin.policies import Gates, Policies, TopicGroups
 from laneway.admin.subscriptions import Subscriptions
 from laneway.admin.topic import Topic
@@ -108,7 +109,9 @@ class Laneway:
     `durability`, `max_backlog`, `on_full`, `tiers` and `default_tier` apply to it. `create=False`
     refuses a store that does not exist. `result_ttl` and `failure_ttl`: how long results and
     failures of tasks are stored. `buffer` (True, or a `Buffer`) and `spool` (a path, or a `Spool`):
-    `publish` returns immediately, and a thread sends. docs/reference/settings.md lists them all.
+    `publish` returns immediately, and a thread sends. `outbox`: the URL of a database of your own;
+    workers forward what `publish(connection=…)` writes there. docs/reference/settings.md lists
+    them all.
 
     The engine is opened at first use. Policies and gates that were given before are declared then,
     and belong to `program` (default: the module that creates the application). A newer `version`
@@ -135,6 +138,7 @@ class Laneway:
         version: str | int | None = None,
         buffer: Buffer | bool = False,
         spool: Spool | str | os.PathLike[str] | None = None,
+        outbox: str | None = None,
         **unknown: Never,
     ) -> None:
         config.refuse_unknown("Laneway", unknown, {"url", *config.options_of(Laneway.__init__)})
@@ -163,6 +167,7 @@ class Laneway:
             failure_ttl=arguments.seconds("Laneway", "failure_ttl", failure_ttl),
             buffer=buffer,
             spool=spool,
+            outbox=None if outbox is None else arguments.name("Laneway", "outbox", outbox),
         )
         """What the application has in this process; for extensions and tests."""
         handlers = self.runtime.handlers
@@ -178,6 +183,7 @@ class Laneway:
         self.schedules = self.runtime.schedules = Schedules(self.runtime)
         self.elections = Elections(self.runtime)
         self.endpoints = Endpoints(self.runtime)
+        self.outbox = Outbox(self.runtime)
         self.history = Histories(self.runtime)
         self.control = Control(self.runtime)
 
@@ -341,6 +347,7 @@ class Laneway:
         body: Any = None,
         *,
         timeout: Duration | None = None,
+        connection: Any = None,
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """
@@ -351,8 +358,13 @@ class Laneway:
         `Message` explains them. Calls of many threads share transactions. With `on_full="block"`
         the call waits for room in a full backlog, at most `timeout`. Returns the receipt. Raises
         BadMessage, BacklogFull, EngineUnavailable.
+
+        `connection`: publish in the transaction of this connection to a database of your own, with
+        the outcome `"spooled"`. The message exists once that transaction commits, and workers
+        forward it (`Laneway(outbox=…)`). A connection of psycopg, asyncpg or sqlite3, a Connection
+        or Session of SQLAlchemy, or Django's `connection`. Raises the database's errors.
         """
-        return self.runtime.publish(topic, body, options, timeout)
+        return self.runtime.publish(topic, body, options, timeout, connection)
 
     async def apublish(
         self,
@@ -360,13 +372,14 @@ class Laneway:
         body: Any = None,
         *,
         timeout: (Duration | None) = None,  # noqa: ASYNC109  # how long a full backlog may hold it up, as in publish
+        connection: Any = None,
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """
         As `publish`, awaited. Messages that coroutines publish at the same time share a
         transaction.
         """
-        return await self.runtime.apublish(topic, body, options, timeout)
+        return await self.runtime.apublish(topic, body, options, timeout, connection)
 
     def publish_many(
         self,
@@ -374,6 +387,7 @@ class Laneway:
         *,
         progress: bool | None = None,
         timeout: Duration | None = None,
+        connection: Any = None,
     ) -> list[Receipt]:
         """
         Publish any number of messages, streamed in batches of about 1,000. Returns their receipts
@@ -382,9 +396,10 @@ class Laneway:
         A message over a backlog limit has the outcome `"refused"`; with `on_full="block"` only
         after waiting `timeout` for room. Each batch is atomic; an error's notes say how many
         messages were accepted before it. `progress`: show progress on standard error; default: if
-        that is a terminal. Raises BadMessage, EngineUnavailable.
+        that is a terminal. `connection`: as in `publish`. Raises BadMessage, EngineUnavailable.
         """
-        return self.runtime.producer.publish_many(messages, progress=progress, timeout=timeout)
+        producer = self.runtime.producer_in(connection)
+        return producer.publish_many(messages, progress=progress, timeout=timeout)
 
     async def apublish_many(
         self,
@@ -392,14 +407,14 @@ class Laneway:
         *,
         progress: bool | None = None,
         timeout: (Duration | None) = None,  # noqa: ASYNC109  # how long a full backlog may hold it up, as in publish_many
+        connection: Any = None,
     ) -> list[Receipt]:
         """
         As `publish_many`, awaited. An async iterable is accepted, too (without progress); a plain
         one is read in a thread.
         """
-        return await self.runtime.producer.apublish_many(
-            messages, progress=progress, timeout=timeout
-        )
+        producer = self.runtime.producer_in(connection)
+        return await producer.apublish_many(messages, progress=progress, timeout=timeout)
 
     def flush(self, timeout: Duration | None = None) -> int:
         """

@@ -27,7 +27,7 @@ from laneway import (
 )
 from laneway.message import Draft, Receipt
 from laneway.producing.buffer import MessageBuffer
-from laneway.producing.outbox_producer import OutboxProducer
+from laneway.producing.queued_producer import QueuedProducer
 from laneway.producing.reports import UnsentReports
 
 if TYPE_CHECKING:
@@ -80,14 +80,14 @@ class Reported:
         self.messages.append((message.id, type(error)))
 
 
-def producer_of(store: Store, options: Buffer, unsent: UnsentReports) -> OutboxProducer:
+def producer_of(store: Store, options: Buffer, unsent: UnsentReports) -> QueuedProducer:
     threads = ThreadPoolExecutor(1)
-    return OutboxProducer(
+    return QueuedProducer(
         cast("EngineHolder", None), threads, lambda _: MessageBuffer(options, store.put, unsent)
     )
 
 
-def buffer_of(store: Store, **options: Any) -> tuple[OutboxProducer, Reported]:
+def buffer_of(store: Store, **options: Any) -> tuple[QueuedProducer, Reported]:
     unsent = UnsentReports()
     return producer_of(store, Buffer(**options), unsent), Reported(unsent)
 
@@ -295,7 +295,7 @@ def test_close_reports_what_it_cannot_send(caplog: pytest.LogCaptureFixture) -> 
     buffer.close()
     assert reported.messages == [("a", EngineUnavailable), ("b", EngineUnavailable)]
     assert "2 messages (the first is message a to a): not sent" in caplog.text
-    assert cast("MessageBuffer", buffer.outbox).count == 0
+    assert cast("MessageBuffer", buffer.queue).count == 0
     store.is_away = False
     buffer.publish_draft(draft("c"))
     assert buffer.flush(60) == 0

@@ -36,8 +36,8 @@ from laneway.engines.shared import replaced_files
 from laneway.message import Draft, Receipt
 from laneway.policy import Resolved
 from laneway.producing import forwarder, spool, spool_file
-from laneway.producing.outbox import OnProducerFull
 from laneway.producing.reports import UnsentReports
+from laneway.producing.send_queue import OnProducerFull
 from laneway.producing.spool import MessageSpool
 from laneway.producing.spool_file import SpoolFile
 from laneway.testing.servers import until

@@ -57,6 +57,7 @@ COMMANDS = {
     "serve": "serve",
     "token": "token",
     "exporter": "exporter",
+    "outbox": "outbox",
     "spool": "spool",
     "migrate": "migrate",
     "demo": "demo",

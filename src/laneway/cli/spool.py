@@ -102,8 +102,7 @@ def _pause(deadline: float | None) -> float:
 
 def read(path: str) -> SpoolStatus:
     """What the spool in a file holds. Raises UsageError if there is none."""
-    from laneway.producing.forwarder import forwarding_process
-    from laneway.producing.spool_file import SpoolFile
+    from laneway.producing.spool_file import SpoolFile, forwarding_process
 
     file = SpoolFile(path, syncs=False, create=False)
     try:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, ClassVar, Never
 
 from laneway import arguments, config
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable, LanewayError
-from laneway.producing import outbox
-from laneway.producing.outbox import Outbox
+from laneway.producing import send_queue
 from laneway.producing.reports import logger
+from laneway.producing.send_queue import SendQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from laneway.message import Draft, Outcome, Receipt
-    from laneway.producing.outbox import OnProducerFull
     from laneway.producing.reports import UnsentReports
+    from laneway.producing.send_queue import OnProducerFull
     from laneway.units import Duration
 
 BATCH = 1_000
@@ -64,8 +64,8 @@ class Buffer:
     ) -> None:
         config.refuse_unknown("Buffer", unknown, OPTIONS)
         self.max_messages = arguments.whole("Buffer", "max_messages", max_messages)
-        self.max_bytes = outbox.size("Buffer", "max_bytes", max_bytes)
-        self.on_full = outbox.on_full("Buffer", on_full)
+        self.max_bytes = send_queue.size("Buffer", "max_bytes", max_bytes)
+        self.on_full = send_queue.on_full("Buffer", on_full)
         self.flush_count = arguments.whole("Buffer", "flush_count", flush_count)
         self.flush_interval = arguments.seconds("Buffer", "flush_interval", flush_interval)
         self.exit_timeout = arguments.seconds("Buffer", "exit_timeout", exit_timeout)
@@ -84,9 +84,9 @@ OPTIONS = (
 )
 
 
-class MessageBuffer(Outbox):
+class MessageBuffer(SendQueue):
     """
-    An outbox in memory.
+    A send queue in memory.
 
     `put`: calls the engine; raises LanewayErrors. The thread that sends is started by the first
     message, and ends when the buffer is closed.

@@ -1,17 +1,16 @@
 """
-Forwards a spool's messages to the store: in order within each topic, and each exactly once.
+Forwards messages from a spool or an outbox to the store: in order within each topic, and each
+exactly once.
 
-A batch is written down in the spool before it is sent, under a name of its own. The store
-remembers the last batch of each spool, for as long as the spool exists (`Queue.forward`). So if an
-answer is lost, the same batch is sent again until it is answered, be it days later, and the store
-takes it once. There is one such batch at a time, and one process that forwards, which holds a lock.
+A batch is written down in the source before it is sent, under a name of its own. The store
+remembers the last batch of each source, for as long as the source exists (`Queue.forward`). So if
+an answer is lost, the same batch is sent again until it is answered, be it days later, and the
+store takes it once. There is one such batch at a time, and one process that forwards.
 """
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
 import secrets
 import threading
 import time
@@ -22,10 +21,10 @@ from laneway import storable
 from laneway.engines.base import FORWARD_AT_ONCE
 from laneway.errors import BadMessage, LanewayError
 from laneway.producing.reports import logger
-from laneway.producing.spool_file import SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Protocol
 
     from laneway.engine_holder import EngineHolder
     from laneway.engines.base import FullEngine
@@ -33,6 +32,52 @@ if TYPE_CHECKING:
     from laneway.policy import Resolved
     from laneway.producing.reports import UnsentReports
     from laneway.producing.spool_file import Row
+
+    class Source(Protocol):
+        """Where messages wait: a spool's file, or an outbox in a database. For one thread."""
+
+        @property
+        def name(self) -> str:
+            """The name in log lines, such as "spool /var/spool.db"."""
+
+        def lead(self) -> bool:
+            """Become the one that forwards. False: another process forwards."""
+
+        def step_down(self) -> None:
+            """Let another process forward."""
+
+        def begin(self) -> tuple[str, str | None]:
+            """Read from the first message on. Returns the source's id, and the last error."""
+
+        def batch(self) -> tuple[str, list[Row]] | None:
+            """The batch whose forwarding began, and was not finished: its name, its messages."""
+
+        def next_rows(self, limit: int, max_bytes: int) -> list[Row]:
+            """
+            The next messages in order that were not read yet, with at most so many bytes of
+            bodies (or one message).
+            """
+
+        def rows(self, seqs: Sequence[int]) -> list[Row]:
+            """These messages, in the order of publish."""
+
+        def next_batch(
+            self,
+            done: Sequence[Row],
+            rejected: Sequence[tuple[Row, str]],
+            batch: tuple[str, Sequence[int]] | None,
+        ) -> None:
+            """
+            Remove the messages that the store has, put those that it refuses aside with their
+            reasons, and write down the batch that is forwarded next. It survives any crash when
+            this returns. Raises Superseded.
+            """
+
+        def note_error(self, error: str | None) -> None:
+            """Note why the store cannot be used; None: it can. Raises Superseded."""
+
+        def close(self) -> None:
+            """Close it, in any thread."""
 
 
 BATCH_BYTES = 4_000_000
@@ -71,6 +116,10 @@ How many messages of topics without room are passed over. With more, the message
 """
 
 
+class Superseded(Exception):
+    """Another process forwards meanwhile."""
+
+
 class _FullTopic:
     """A topic whose backlog is full: its messages, in order, and when to try the next of them."""
 
@@ -85,37 +134,39 @@ class _FullTopic:
 
 class Forwarder(threading.Thread):
     """
-    The thread that forwards what is in a spool, as long as it holds the lock.
+    The thread that forwards what is in a source, as long as it leads.
 
     `answered` is set after each answer of the store. `written` is called after each change of the
-    file.
+    source.
     """
 
     def __init__(
-        self, path: str, target: EngineHolder, unsent: UnsentReports, written: Callable[[], None]
+        self,
+        source: Source,
+        target: EngineHolder,
+        unsent: UnsentReports,
+        written: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(name="laneway-spool", daemon=True)
-        self.path = path
-        self._file = SpoolFile(path, syncs=False, create=False)
+        super().__init__(name="laneway-forwarder", daemon=True)
+        self._source = source
         self._target = target
         self._unsent = unsent
         self._written = written
         self.answered = threading.Event()
         self._news = threading.Event()
         self._ended = threading.Event()
-        self._lock = -1
         self._is_elsewhere = False  # another process forwards
         self._outage: Exception | None = None
+        self._source_error = ""  # the last one that was logged
         self._was_reached = False  # the store, by this process
         self._away_at = -math.inf  # when an outage is no restart any more (monotonic)
         self._pause = MIN_RETRY_SECONDS
-        self._has_error = False  # whether the file has one
+        self._has_error = False  # whether the source has one
         self._policies: dict[str, Resolved] = {}  # by topic
         self._policies_until = 0.0
         self._begin()
 
     def _begin(self) -> None:
-        self._cursor = 0  # all messages up to it are forwarded, in the batch, or of full topics
         self._full: dict[str, _FullTopic] = {}
         self._set_aside = 0
         self._most = FORWARD_AT_ONCE
@@ -137,105 +188,96 @@ class Forwarder(threading.Thread):
         if not self._news.is_set():
             self._news.set()
 
+    def end(self) -> None:
+        """End the thread; does not wait."""
+        self._ended.set()
+        self._news.set()
+
     def stop(self) -> None:
         """
         End the thread. A call of the store that runs is not waited for longer than a moment: its
         batch is written down.
         """
-        self._ended.set()
-        self._news.set()
+        self.end()
         if threading.current_thread() is not self:
             self.join(MAX_RETRY_SECONDS)
 
     def abandon(self) -> None:
-        """In a forked child, where this thread does not run: leave the lock to the parent."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        """In a forked child, where this thread does not run: leave the lead to the parent."""
+        self._source.step_down()
 
     # The thread
 
     def run(self) -> None:
+        source = self._source
         try:
             while not self._ended.is_set():
                 try:
-                    if self._take_lock():
+                    self._is_elsewhere = not source.lead()
+                    if not self._is_elsewhere:
                         self._forward_all()
-                except Exception:  # noqa: BLE001  # the file or the lock; messages wait until the next attempt
-                    logger.exception("spool %s: forwarding failed; it goes on", self.path)
+                        self._source_error = ""
+                except Superseded:
+                    self._is_elsewhere = True
+                except Exception as error:  # noqa: BLE001  # messages wait until the next attempt
+                    if (text := storable.of(error, 500)) != self._source_error:
+                        logger.exception("%s: forwarding failed; it is retried", source.name)
+                    self._source_error = text
                 finally:
-                    self.abandon()
+                    source.step_down()
                 self._ended.wait(LOCK_SECONDS)
         finally:
-            self._file.close()
-
-    def _take_lock(self) -> bool:
-        if self._file.wrong(written=False) is not None:
-            return False  # the lock at this path is of another file
-        # Known before it is held: a forked child must not keep it.
-        self._lock = os.open(f"{self.path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._is_elsewhere = True
-            return False
-        self._is_elsewhere = False
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
-        return True
+            source.close()
 
     def _forward_all(self) -> None:
         self._begin()
-        file = self._file
-        spool: str = file.get("id")
-        self._has_error = file.get("error") is not None
-        unclear = file.batch()
-        rows = [] if unclear is None else file.rows(unclear[1])
-        if unclear is not None and rows:
-            while not self._forward(spool, unclear[0], rows, file):
+        spool, error = self._source.begin()
+        self._has_error = error is not None
+        unclear = self._source.batch()
+        if unclear is not None and unclear[1]:
+            while not self._forward(spool, *unclear):
                 if self._ended.is_set():
                     return
-            self._write_down(file, None)
+            self._write_down(None)
             self._begin()  # what it refused is still there, and is read again
-        self._forward_next(spool, file)
+            self._source.begin()
+        self._forward_next(spool)
 
-    def _forward_next(self, spool: str, file: SpoolFile) -> None:
+    def _forward_next(self, spool: str) -> None:
         while not self._ended.is_set():
-            batch = self._next_batch(file)
+            batch = self._next_batch()
             if batch is None:
                 self._news.wait(self._seconds_until_next())
                 self._news.clear()
                 continue
             self._news.clear()
             began = time.monotonic()
-            while not self._forward(spool, *batch, file):
+            while not self._forward(spool, *batch):
                 if self._ended.is_set():
                     return
             if self._news.is_set():  # this process publishes: leave it the interpreter as long
                 self._ended.wait(min(time.monotonic() - began, MAX_YIELD_SECONDS))
-        self._write_down(file, None)
+        self._write_down(None)
 
-    def _write_down(self, file: SpoolFile, batch: tuple[str, list[Row]] | None) -> None:
+    def _write_down(self, batch: tuple[str, list[Row]] | None) -> None:
         """Remove what was answered, and write the next batch down."""
         if batch is None and not (self._done or self._rejected):
             return
         named = None if batch is None else (batch[0], [row.seq for row in batch[1]])
-        file.next_batch(self._done, self._rejected, named)
-        if named is not None:
-            file.sync()  # a batch has to be known after any crash, before the store gets it
+        self._source.next_batch(self._done, self._rejected, named)
         self._done, self._rejected = [], []
         self._written()
         self.answered.set()
 
     # Which messages are next
 
-    def _next_batch(self, file: SpoolFile) -> tuple[str, list[Row]] | None:
-        rows = self._rows(file)
+    def _next_batch(self) -> tuple[str, list[Row]] | None:
+        rows = self._rows()
         batch = (secrets.token_hex(8), rows) if rows else None
-        self._write_down(file, batch)
+        self._write_down(batch)
         return batch
 
-    def _rows(self, file: SpoolFile) -> list[Row]:
+    def _rows(self) -> list[Row]:
         rows: list[Row] = []
         while self._next and len(rows) < self._most:
             row = self._next.popleft()
@@ -247,12 +289,11 @@ class Forwarder(threading.Thread):
                 self._set_aside += 1
         if rows:
             return rows
-        rows = self._rows_of_full_topics(file)
+        rows = self._rows_of_full_topics()
         while len(rows) < self._most and self._set_aside < MAX_SET_ASIDE:
             room = self._most - len(rows)
-            page = file.rows_after(self._cursor, room, BATCH_BYTES)
+            page = self._source.next_rows(room, BATCH_BYTES)
             for row in page:
-                self._cursor = row.seq
                 full = self._full.get(row.topic)
                 if full is None:
                     rows.append(row)
@@ -263,7 +304,7 @@ class Forwarder(threading.Thread):
                 break
         return rows
 
-    def _rows_of_full_topics(self, file: SpoolFile) -> list[Row]:
+    def _rows_of_full_topics(self) -> list[Row]:
         """The first messages of topics that may have room again: one, then twice as many."""
         now = time.monotonic()
         seqs: list[int] = []
@@ -275,7 +316,7 @@ class Forwarder(threading.Thread):
                 count = min(full.tried, room, len(full.seqs))
                 seqs += [full.seqs.popleft() for _ in range(count)]
         self._set_aside -= len(seqs)
-        return file.rows(seqs)
+        return self._source.rows(seqs)
 
     def _seconds_until_next(self) -> float:
         now = time.monotonic()
@@ -284,12 +325,12 @@ class Forwarder(threading.Thread):
 
     # One batch
 
-    def _forward(self, spool: str, name: str, rows: list[Row], file: SpoolFile) -> bool:
+    def _forward(self, spool: str, name: str, rows: list[Row]) -> bool:
         """Send a batch. False: it has to be sent again, under the same name."""
         try:
             engine = self._target.engine
         except (LanewayError, MemoryError, OSError) as error:
-            self._wait_for_store(error, file)
+            self._wait_for_store(error)
             return False
         self._was_reached = True
         try:
@@ -298,24 +339,22 @@ class Forwarder(threading.Thread):
             self._split(rows, error)
         except MemoryError as error:
             if len(rows) == 1:  # not the message's fault
-                self._wait_for_store(error, file)
+                self._wait_for_store(error)
                 return False
             self._split(rows, error)
         except (LanewayError, OSError) as error:
-            self._wait_for_store(error, file)
+            self._wait_for_store(error)
             return False
         except Exception as error:  # noqa: BLE001  # a driver may raise anything for what it cannot store
             self._split(rows, error)
         else:
             self._take_answers(rows, receipts)
         if self._outage is not None:
-            logger.info("spool %s: the store is back", self.path)
+            logger.info("%s: the store is back", self._source.name)
             self._outage = None
         if self._has_error:
             self._has_error = False
-            with file.transaction():
-                file.set("error", None)
-                file.set("error_at", None)
+            self._source.note_error(None)
         self._pause = MIN_RETRY_SECONDS
         return True
 
@@ -346,18 +385,16 @@ class Forwarder(threading.Thread):
             return forward(drafts, spool=spool, batch=name)
         return engine.put(drafts)  # of another package; sticky ids make a repeat safe for a day
 
-    def _wait_for_store(self, error: Exception, file: SpoolFile) -> None:
+    def _wait_for_store(self, error: Exception) -> None:
+        text = storable.of(error, 500)
+        if not isinstance(error, LanewayError):  # this machine's: "MemoryError: "
+            text = f"{storable.type_name(type(error))}: {text}".removesuffix(": ")
         if self._outage is None:
             self._away_at = time.monotonic() + RESTART_SECONDS if self._was_reached else -math.inf
-            text = storable.of(error, 500)
-            if not isinstance(error, LanewayError):  # this machine's: "MemoryError: "
-                text = f"{storable.type_name(type(error))}: {text}".removesuffix(": ")
             logger.warning(
-                "spool %s: the store cannot be used (%s); messages wait", self.path, text
+                "%s: the store cannot be used (%s); messages wait", self._source.name, text
             )
-            with file.transaction():
-                file.set("error", text)
-                file.set("error_at", time.time())
+        self._source.note_error(text)
         self._outage, self._has_error = error, True
         self._ended.wait(self._pause)
         self._pause = min(self._pause * 2, MAX_RETRY_SECONDS)
@@ -417,19 +454,3 @@ class Forwarder(threading.Thread):
             full_now.at = now
             if not full_now.seqs:
                 del self._full[topic]
-
-
-def forwarding_process(path: str) -> int | None:
-    """The process that forwards from a spool now; None: none does."""
-    try:
-        lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        text = os.pread(lock, 20, 0)
-        return int(text) if text.isdigit() else None
-    finally:
-        os.close(lock)
-    return None

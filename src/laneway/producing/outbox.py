@@ -1,155 +1,165 @@
 """
-What the buffer in memory and the spool share: both accept messages that a thread sends to the store
-later, and refuse or drop those for which they have no room.
+The outbox: a table in the user's own database, into which `publish(connection=…)` inserts in the
+caller's transaction. A message exists once that transaction commits, and a forwarder puts it into
+the store (`outbox_source`).
 """
 
 from __future__ import annotations
 
-import atexit
-import itertools
-import os
 import secrets
-import threading
-import weakref
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+import time
+from collections.abc import AsyncIterable
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from laneway import arguments, units
+from laneway import codec
 from laneway.engines.shared.refusals import delay_outlasts_ttl
-from laneway.errors import BadMessage, ProducerFull, UsageError
-from laneway.message import Receipt
+from laneway.errors import BadMessage
+from laneway.message import Message, Receipt
+from laneway.producing.connections import Connected
+from laneway.producing.publish_options import BATCH, batches_of
+from laneway.producing.spool_file import packed_options
 
 if TYPE_CHECKING:
-    from laneway.message import Draft, Outcome
-    from laneway.producing.reports import UnsentReports
+    from collections.abc import Iterable, Iterator
+
+    from laneway.message import Draft
+    from laneway.producing.middleware import Middlewares
+
+    Statement = tuple[str, list[Any]]
+
+ROWS = 100
+"""The most messages of one statement."""
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS laneway_outbox (
+    id         {identity},
+    namespace  text NOT NULL,
+    at_us      bigint NOT NULL,  -- when publish was called, in microseconds since 1970
+    topic      text NOT NULL,
+    message_id text NOT NULL,
+    body       {bytes} NOT NULL,
+    options    {bytes},
+    reason     text              -- why the store refused it; NULL: it is forwarded
+);
+CREATE INDEX IF NOT EXISTS laneway_outbox_next
+    ON laneway_outbox (namespace, id) WHERE reason IS NULL;
+CREATE TABLE IF NOT EXISTS laneway_outbox_forwarder (
+    namespace   text PRIMARY KEY,
+    spool       text NOT NULL,
+    batch       text NOT NULL DEFAULT '',
+    ids         text NOT NULL DEFAULT '',
+    forwarder   text NOT NULL DEFAULT '',
+    leads_until double precision NOT NULL DEFAULT 0,
+    error       text
+);
+CREATE TABLE IF NOT EXISTS laneway_once (
+    topic       text NOT NULL,
+    message_id  text NOT NULL,
+    recorded_at double precision NOT NULL,  -- in seconds since 1970
+    PRIMARY KEY (topic, message_id)
+);
+CREATE INDEX IF NOT EXISTS laneway_once_age ON laneway_once (recorded_at);
+"""
 
 
-class Outbox(ABC):
-    """
-    The messages of one application that are published and not sent yet.
+def tables(database: str) -> str:
+    """The SQL that creates the tables, for "postgresql" or "sqlite"."""
+    if database == "sqlite":
+        return TABLES.format(identity="integer PRIMARY KEY AUTOINCREMENT", bytes="blob")
+    return TABLES.format(identity="bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY", bytes="bytea")
 
-    `put` has the form of `Queue.put`, so that callers share transactions as they do with a store.
-    """
 
-    accepted: ClassVar[Outcome]
-    """The outcome of a message that was accepted."""
+def create(connection: Any, call: str = "outbox.create") -> None:
+    """Create the tables that do not exist, in the caller's transaction. Raises UsageError."""
+    connected = Connected(call, connection)
+    for statement in tables(connected.database).strip().split(";\n"):
+        connected.run(statement.removesuffix(";"))
 
-    def __init__(self, on_full: OnProducerFull, unsent: UnsentReports) -> None:
-        self.on_full = on_full
-        self._unsent = unsent
-        self._prefix, self._numbers = f"p{secrets.token_hex(8)}-", itertools.count(1)
-        self._mutex = threading.Lock()
-        self._is_registered = False
 
-    @property
-    def engine(self) -> Outbox:
-        """Itself: what `Publisher` puts messages into."""
-        return self
+class JoinedProducer:
+    """Publishes in the transaction of a connection, through the application's middlewares."""
 
-    def put(self, drafts: list[Draft]) -> list[Receipt]:
-        """
-        Accept messages in order. Those for which there is no room are refused, or dropped, as the
-        options say. Raises BadMessage.
-        """
-        for draft in drafts:
-            self._assign_id(draft)
-        count, reason = self._accept(drafts)
-        receipts = [Receipt(each.id or "", each.topic, self.accepted) for each in drafts[:count]]
-        if without_room := drafts[count:]:
-            outcome: Outcome = "refused"
-            if self.on_full == "drop":
-                outcome = "dropped"
-                self._unsent.report(without_room, ProducerFull(reason))
-            receipts += [
-                Receipt(each.id or "", each.topic, outcome, None, reason) for each in without_room
-            ]
+    def __init__(self, namespace: str, middlewares: Middlewares, connection: Any) -> None:
+        self._namespace = namespace
+        self._middlewares = middlewares
+        self._connection = connection
+
+    def publish(self, message: Message, timeout: object = None) -> Receipt:
+        """Insert one message. Raises BadMessage, UsageError and the database's errors."""
+        del timeout  # nothing is full here
+        return self._publish("publish", [message])[0]
+
+    async def apublish(self, message: Message, timeout: object = None) -> Receipt:  # noqa: ASYNC109
+        """As `publish`, awaited."""
+        del timeout
+        return (await self._apublish("apublish", [message]))[0]
+
+    def publish_many(self, messages: Iterable[Message], **_: object) -> list[Receipt]:
+        """Insert many messages."""
+        stream, receipts = iter(messages), list[Receipt]()
+        while batch := list(islice(stream, BATCH)):
+            receipts += self._publish("publish_many", batch)
         return receipts
 
-    def put_now(self, draft: Draft) -> Receipt | None:
-        """As `put`, for one message, in half the time. Returns None if `put` has to decide."""
-        message_id = self._assign_id(draft)
-        if self._accept_now(draft):
-            return Receipt(message_id, draft.topic, self.accepted)
-        return None
+    async def apublish_many(
+        self, messages: Iterable[Message] | AsyncIterable[Message], **_: object
+    ) -> list[Receipt]:
+        """As `publish_many`, awaited; also of an async iterable."""
+        receipts: list[Receipt] = []
+        if isinstance(messages, AsyncIterable):
+            async for batch in batches_of(messages):
+                receipts += await self._apublish("publish_many", batch)
+            return receipts
+        stream = iter(messages)
+        while batch := list(islice(stream, BATCH)):
+            receipts += await self._apublish("publish_many", batch)
+        return receipts
 
-    def _assign_id(self, draft: Draft) -> str:
+    def _publish(self, call: str, messages: list[Message]) -> list[Receipt]:
+        connected = Connected(call, self._connection)
+        with self._inserts(messages) as (receipts, statements):
+            for sql, parameters in statements:
+                connected.run(sql, parameters)
+        return receipts
+
+    async def _apublish(self, call: str, messages: list[Message]) -> list[Receipt]:
+        connected = Connected(call, self._connection)
+        with self._inserts(messages) as (receipts, statements):
+            for sql, parameters in statements:
+                await connected.arun(sql, parameters)
+        return receipts
+
+    @contextmanager
+    def _inserts(self, messages: list[Message]) -> Iterator[tuple[list[Receipt], list[Statement]]]:
+        """The receipts, and the statements to run within the block. Raises BadMessage."""
+        for message in messages:
+            if not isinstance(message, Message):
+                raise BadMessage(f"publish_many: expected messages, got {message!r:.80}")
+        with ExitStack() as stack:
+            passages = [stack.enter_context(self._middlewares.around(each)) for each in messages]
+            drafts = [codec.draft(passage.message) for passage in passages]
+            rows = [self._row(draft) for draft in drafts]
+            receipts = [Receipt(each.id or "", each.topic, "spooled") for each in drafts]
+            parts = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+            yield receipts, [_insert(part) for part in parts]
+            for passage, receipt in zip(passages, receipts, strict=True):
+                passage.receipt = receipt
+
+    def _row(self, draft: Draft) -> list[Any]:
         if draft.delay_us and draft.ttl_us is not None and draft.delay_us >= draft.ttl_us:
             raise BadMessage(delay_outlasts_ttl(draft, draft.delay_us, draft.ttl_us))
-        message_id = draft.id
-        if message_id is None:
-            message_id = draft.id = f"{self._prefix}{next(self._numbers):x}"
-        return message_id
-
-    @abstractmethod
-    def _accept(self, drafts: list[Draft]) -> tuple[int, str]:
-        """Accept messages while there is room. Returns how many, and why not the others."""
-
-    @abstractmethod
-    def _accept_now(self, draft: Draft) -> bool:
-        """Accept one message if this can be decided fast."""
-
-    @abstractmethod
-    def flush(self, timeout: float | None = None) -> int:
-        """
-        Wait until the store has answered everything that was published before. Returns how many
-        messages are not answered after `timeout` seconds.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Wait at most `exit_timeout` until everything is sent, and end the threads."""
-
-    def begin_in_child(self) -> None:  # noqa: B027  # a buffer has nothing to release
-        """Release what a forked child has inherited from its parent."""
-
-    @property
-    @abstractmethod
-    def sender(self) -> threading.Thread | None:
-        """The thread that sends; it must not wait for room."""
-
-    def _close_at_exit(self) -> None:
-        """
-        Close it when the program ends, while other threads still run, if it still exists then. Not
-        in a forked child: it is its parent's.
-
-        Functions of `atexit` are called when no thread can be started any more, and an engine
-        starts some when it is opened.
-        """
-        if self._is_registered:
-            return
-        self._is_registered = True
-        process, reference = os.getpid(), weakref.ref(self)
-
-        def close() -> None:
-            outbox = reference()
-            if outbox is not None and os.getpid() == process:
-                outbox.close()
-
-        register = getattr(threading, "_register_atexit", atexit.register)
-        try:
-            register(close)
-        except RuntimeError:  # the program ends right now
-            atexit.register(close)
+        if draft.id is None:
+            draft.id = f"o{secrets.token_hex(12)}"
+        now = time.time_ns() // 1000
+        return [self._namespace, now, draft.topic, draft.id, draft.body, packed_options(draft)]
 
 
-OnProducerFull = Literal["block", "raise", "drop"]
-"""
-What `publish` does when the producer's buffer or spool is full.
-
-`"block"`: it waits for room. `"raise"`: it raises ProducerFull. `"drop"`: the message is dropped
-and reported, and its receipt has the outcome `"dropped"`.
-"""
-
-
-def on_full(call: str, value: object) -> OnProducerFull:
-    """Check what to do when the buffer or spool is full. Raises UsageError."""
-    found: OnProducerFull = arguments.choice(call, "on_full", value, get_args(OnProducerFull))
-    return found
-
-
-def size(call: str, option: str, value: int | str) -> int:
-    """Read a size in bytes, or text like "64MB". Raises UsageError."""
-    try:
-        return units.size(value)
-    except ValueError as error:
-        raise UsageError(f"{call}: {option}: {error}") from error
+def _insert(rows: list[list[Any]]) -> Statement:
+    marks = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(rows))
+    sql = (
+        "INSERT INTO laneway_outbox (namespace, at_us, topic, message_id, body, options)"  # noqa: S608  # marks only
+        f" VALUES {marks}"
+    )
+    return sql, [value for row in rows for value in row]

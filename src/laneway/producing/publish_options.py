@@ -41,7 +41,7 @@ def message_from(call: str, topic: str, body: Any, options: PublishOptions) -> M
     `call`: the function's name for errors. Raises UsageError for an unknown option.
     """
     if options and not KNOWN.issuperset(options):
-        config.refuse_unknown(call, options.keys() - KNOWN, {*KNOWN, "timeout"})
+        config.refuse_unknown(call, options.keys() - KNOWN, {*KNOWN, "connection", "timeout"})
     return Message(topic, body, **options)
 
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, ClassVar, Never
 from laneway import arguments, config
 from laneway.errors import UsageError
 from laneway.printable import redacted
-from laneway.producing import outbox
-from laneway.producing.forwarder import Forwarder, forwarding_process
-from laneway.producing.outbox import Outbox
+from laneway.producing import send_queue
+from laneway.producing.forwarder import Forwarder
 from laneway.producing.reports import logger
-from laneway.producing.spool_file import SpoolFile, Usage
+from laneway.producing.send_queue import SendQueue
+from laneway.producing.spool_file import SpoolFile, Usage, forwarding_process
 
 if TYPE_CHECKING:
     from laneway.engine_holder import EngineHolder
     from laneway.message import Draft, Outcome
-    from laneway.producing.outbox import OnProducerFull
     from laneway.producing.reports import UnsentReports
+    from laneway.producing.send_queue import OnProducerFull
     from laneway.producing.spool_file import SpoolStatus
     from laneway.units import Duration
 
@@ -77,9 +77,11 @@ class Spool:
         self.max_messages = (
             None if max_messages is None else arguments.whole("Spool", "max_messages", max_messages)
         )
-        self.max_bytes = None if max_bytes is None else outbox.size("Spool", "max_bytes", max_bytes)
+        self.max_bytes = (
+            None if max_bytes is None else send_queue.size("Spool", "max_bytes", max_bytes)
+        )
         self.max_age = arguments.seconds_or_none("Spool", "max_age", max_age)
-        self.on_full = outbox.on_full("Spool", on_full)
+        self.on_full = send_queue.on_full("Spool", on_full)
         self.sync = arguments.seconds("Spool", "sync", sync)
         self.exit_timeout = arguments.seconds("Spool", "exit_timeout", exit_timeout)
 
@@ -87,9 +89,9 @@ class Spool:
         return f"Spool({', '.join(f'{name}={getattr(self, name)!r}' for name in OPTIONS)})"
 
 
-class MessageSpool(Outbox):
+class MessageSpool(SendQueue):
     """
-    An outbox in a file, for this process. It is opened by the first message.
+    A send queue in a file, for this process. It is opened by the first message.
 
     Messages survive the end of this process when `put` returns.
     """
@@ -177,7 +179,8 @@ class MessageSpool(Outbox):
                 raise
             self._file = file
             self._upkeep = _Upkeep(options, file.path)
-            self.sender = Forwarder(file.path, target, self._unsent, self._upkeep.wake)
+            source = SpoolFile(file.path, syncs=False, create=False)
+            self.sender = Forwarder(source, target, self._unsent, self._upkeep.wake)
             self._upkeep.start()
             self.sender.start()
             self._close_at_exit()

@@ -12,6 +12,7 @@ after any crash the same messages are sent under the same name (see `Queue.forwa
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import sqlite3
@@ -152,7 +153,8 @@ class SpoolFile:
         self.path = os.path.realpath(path)
         self.lock = threading.RLock()
         """Held while the connection is used."""
-        self._log = -1
+        self._log = self._lead = -1
+        self._cursor = 0
         with self._errors(), forking.undivided():
             if not create and not Path(path).is_file():
                 raise UsageError(
@@ -336,7 +338,7 @@ class SpoolFile:
     def append(self, draft: Draft) -> None:
         """Write one message. It survives the end of the process when this returns."""
         size = len(draft.body)
-        now, options = time.time_ns() // 1000, _packed_options(draft)
+        now, options = time.time_ns() // 1000, packed_options(draft)
         try:
             with self.lock:
                 cursor = self._execute(
@@ -365,17 +367,58 @@ class SpoolFile:
                 if not fits(Usage(seq - self._removed, total - self._removed_bytes)):
                     break
                 seq, total = seq + 1, total + len(draft.body)
-                options = _packed_options(draft)
+                options = packed_options(draft)
                 rows.append((seq, now, total, draft.topic, draft.id, draft.body, options))
             self._connection.executemany(_INSERT_MANY, rows)
         self.last, self._total = seq, total
         self.check(written=True)
         return len(rows)
 
-    # Forwarding
+    # Forwarding, as the forwarder's source
 
-    def rows_after(self, seq: int, limit: int, max_bytes: int) -> list[Row]:
-        """The next messages in order, with at most so many bytes of bodies (or one message)."""
+    @property
+    def name(self) -> str:
+        """The name in log lines."""
+        return f"spool {self.path}"
+
+    def lead(self) -> bool:
+        """Become the one that forwards, by a lock. False: another process does."""
+        if self.wrong(written=False) is not None:
+            return False  # the lock at this path is of another file
+        # Known before it is held: a forked child must not keep it.
+        self._lead = os.open(f"{self.path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lead, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        os.ftruncate(self._lead, 0)
+        os.pwrite(self._lead, str(os.getpid()).encode(), 0)
+        return True
+
+    def step_down(self) -> None:
+        """Let another process forward."""
+        if self._lead >= 0:
+            os.close(self._lead)
+            self._lead = -1
+
+    def begin(self) -> tuple[str, str | None]:
+        """Read from the first message on. Returns the spool's id, and the last error."""
+        self._cursor = 0
+        return self.get("id"), self.get("error")
+
+    def note_error(self, error: str | None) -> None:
+        """Note why the store cannot be used; None: it can."""
+        if error == self.get("error"):
+            return
+        with self.transaction():
+            self.set("error", error)
+            self.set("error_at", None if error is None else time.time())
+
+    def next_rows(self, limit: int, max_bytes: int) -> list[Row]:
+        """
+        The next messages in order that were not read yet, with at most so many bytes of bodies
+        (or one message).
+        """
         found: list[Row] = []
         with (
             self._errors(),
@@ -383,7 +426,7 @@ class SpoolFile:
                 self._execute(
                     "SELECT seq, at_us, topic, id, body, options FROM message"
                     " WHERE seq > ? AND topic IS NOT NULL ORDER BY seq LIMIT ?",
-                    (seq, limit),
+                    (self._cursor, limit),
                 )
             ) as rows,
         ):
@@ -392,6 +435,7 @@ class SpoolFile:
                 if found and max_bytes < 0:
                     break
                 found.append(Row(*row))
+                self._cursor = row[0]
         return found
 
     def rows(self, seqs: Sequence[int]) -> list[Row]:
@@ -406,11 +450,11 @@ class SpoolFile:
             )
             return [Row(*row) for row in rows]
 
-    def batch(self) -> tuple[str, list[int]] | None:
+    def batch(self) -> tuple[str, list[Row]] | None:
         """The batch whose forwarding began, and was not finished: its name and its messages."""
         with self._errors():
             name, seqs = self.get("batch"), self.get("batch_seqs")
-        return None if name is None else (name, _seqs(seqs))
+        return None if name is None else (name, self.rows(_seqs(seqs)))
 
     def next_batch(
         self,
@@ -420,7 +464,8 @@ class SpoolFile:
     ) -> None:
         """
         In one transaction: remove the messages that the store has, put those that it refuses aside
-        with their reasons, and write down the batch that is forwarded next.
+        with their reasons, and write down the batch that is forwarded next, which is on disk when
+        this returns.
         """
         gone = [*done, *(row for row, _ in rejected)]
         with self.transaction():
@@ -438,6 +483,8 @@ class SpoolFile:
                 )
             self.set("batch", None if batch is None else batch[0])
             self.set("batch_seqs", None if batch is None else _pack(list(batch[1])))
+        if batch is not None:
+            self.sync()
 
     def _remove(self, rows: Sequence[Row]) -> None:
         last = self._execute(_LAST).fetchone()[0]
@@ -520,6 +567,22 @@ class SpoolFile:
             )
 
 
+def forwarding_process(path: str) -> int | None:
+    """The process that forwards from a spool now; None: none does."""
+    try:
+        lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        text = os.pread(lock, 20, 0)
+        return int(text) if text.isdigit() else None
+    finally:
+        os.close(lock)
+    return None
+
+
 # Forks: as for an engine's files (`engines/sqlite/store`), nothing uses a connection during a fork,
 # and the child closes those that it inherited before it opens any. Else it would take the parent's
 # locks for its own, and write into a log that the parent may remove.
@@ -557,7 +620,7 @@ _ID = _FIELDS.index("id")
 _DEFAULTS = msgspec.structs.astuple(Draft("", b""))
 
 
-def _packed_options(draft: Draft) -> bytes | None:
+def packed_options(draft: Draft) -> bytes | None:
     """The fields that differ from their defaults, by name, besides topic, body and id."""
     values = msgspec.structs.astuple(draft)
     if values[2:_ID] == _DEFAULTS[2:_ID] and values[_ID + 1 :] == _DEFAULTS[_ID + 1 :]:

@@ -10,9 +10,11 @@ from laneway import codec
 from laneway.engine_holder import EngineHolder
 from laneway.errors import UsageError
 from laneway.producing.buffer import Buffer, MessageBuffer
-from laneway.producing.outbox_producer import OutboxProducer
+from laneway.producing.outbox import JoinedProducer
+from laneway.producing.outbox_source import OutboxForwarding
 from laneway.producing.producer import Producer
 from laneway.producing.publish_options import message_from
+from laneway.producing.queued_producer import QueuedProducer
 from laneway.producing.reports import UnsentReports
 from laneway.producing.spool import MessageSpool, Spool
 from laneway.runtime import forks
@@ -61,6 +63,7 @@ class Runtime:
         failure_ttl: float,
         buffer: Buffer | bool,
         spool: Spool | str | os.PathLike[str] | None,
+        outbox: str | None,
     ) -> None:
         self.app: Any = app
         """The application, which a task has as its attribute `app`."""
@@ -79,6 +82,10 @@ class Runtime:
         """The workers and elections that run in this process."""
         self.elections_in_workers: list[Candidacy] = []
         """The elections in which the application's workers are candidates."""
+        if outbox is not None:
+            self.elections_in_workers.append(
+                OutboxForwarding(outbox, self.holder, self.unsent, lambda: self.namespace)
+            )
         self.handlers = Handlers()
         self.handlers.program, self.handlers.version = program, version
         self.named_tasks: dict[str, Any] = {}
@@ -166,10 +173,24 @@ class Runtime:
 
     # Publishing
 
+    def producer_in(self, connection: Any) -> Producer | JoinedProducer:
+        """What publishes in a connection's transaction; None: the application's producer."""
+        if connection is None:
+            return self.producer
+        return JoinedProducer(self.namespace, self.producer.middlewares, connection)
+
     def publish(
-        self, topic: str, body: Any, options: PublishOptions, timeout: Duration | None = None
+        self,
+        topic: str,
+        body: Any,
+        options: PublishOptions,
+        timeout: Duration | None = None,
+        connection: Any = None,
     ) -> Receipt:
         """See `Laneway.publish`."""
+        if connection is not None:
+            message = message_from("publish", topic, body, options)
+            return self.producer_in(connection).publish(message, timeout)
         if not (options or self.producer.middlewares.all):
             return self.producer.publish_draft(codec.draft_of(topic, body), timeout)
         return self.producer.publish(message_from("publish", topic, body, options), timeout)
@@ -180,8 +201,12 @@ class Runtime:
         body: Any,
         options: PublishOptions,
         timeout: Duration | None = None,  # noqa: ASYNC109  # how long a full backlog may block it
+        connection: Any = None,
     ) -> Receipt:
         """See `Laneway.apublish`."""
+        if connection is not None:
+            message = message_from("apublish", topic, body, options)
+            return await self.producer_in(connection).apublish(message, timeout)
         producer = self.producer
         if options or producer.middlewares.all:
             message = message_from("apublish", topic, body, options)
@@ -213,7 +238,7 @@ def producer_of(
                 " not wait for the store either)"
             )
         options = spool if isinstance(spool, Spool) else Spool(spool)
-        return OutboxProducer(holder, threads, lambda _: MessageSpool(options, holder, unsent))
+        return QueuedProducer(holder, threads, lambda _: MessageSpool(options, holder, unsent))
     if buffer is False:
         return Producer(holder, threads)
     if buffer is True:
@@ -223,4 +248,4 @@ def producer_of(
             f"Laneway: expected buffer to be True or a Buffer(…) with its bounds, got"
             f" {buffer!r:.80}"
         )
-    return OutboxProducer(holder, threads, lambda put: MessageBuffer(buffer, put, unsent))
+    return QueuedProducer(holder, threads, lambda put: MessageBuffer(buffer, put, unsent))

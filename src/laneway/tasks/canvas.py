@@ -293,7 +293,13 @@ class Signature(Part[Job[R]], Generic[R]):
         """
         Set options of the call: those of `using`. Returns the call. Raises UsageError.
         """
-        self.options.update(self.task.named_options(options))
+        given = self.task.named_options(options)
+        if "connection" in given:
+            raise UsageError(
+                f"task {self.task.name}: a flow is stored whole, and not in the transaction of a"
+                " connection; publish a task in it that starts the flow"
+            )
+        self.options.update(given)
         return self
 
     def calls(self) -> Iterator[Signature[Any]]:

@@ -37,6 +37,7 @@ class CallOptions(TypedDict, total=False):
     `retries`: the most retries, at most those of the topic's policy.
     `ignore_result`, `result_ttl`, `failure_ttl`, `time_limit`, `soft_time_limit`: replace the
     task's.
+    `connection`: publish in its transaction, as `Laneway.publish` does.
     `link`: calls that follow it and get its result.
     `link_error`: calls that follow its final failure and get its id, its error and the traceback.
     """
@@ -57,6 +58,7 @@ class CallOptions(TypedDict, total=False):
     failure_ttl: Duration | None
     time_limit: Duration | None
     soft_time_limit: Duration | None
+    connection: Any
     link: Linkable | Sequence[Linkable] | None
     link_error: Linkable | Sequence[Linkable] | None
 

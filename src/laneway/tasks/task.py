@@ -143,12 +143,21 @@ class Task(RunnableTask, Generic[P, R]):
         """
         Publish a call. Returns its handle. Raises BadMessage if the arguments do not fit the
         function or JSON, BacklogFull, EngineUnavailable.
+
+        `delay(…, connection=…)` publishes in that connection's transaction, as
+        `using(connection=…)` does, unless the function has a parameter of this name.
         """
-        return cast("Job[R]", self.publish(args, kwargs, {}))
+        return cast("Job[R]", self.publish(args, kwargs, self._taken_from(kwargs)))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As `delay`, awaited."""
-        return cast("Job[R]", await self.apublish(args, kwargs, {}))
+        return cast("Job[R]", await self.apublish(args, kwargs, self._taken_from(kwargs)))
+
+    def _taken_from(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The options of a call that are among its arguments, and are taken out of these."""
+        if "connection" not in kwargs or "connection" in self.binding.signature.parameters:
+            return {}
+        return {"connection": kwargs.pop("connection")}
 
     def using(self, **options: Unpack[CallOptions]) -> Call[P, R]:
         """
@@ -170,7 +179,7 @@ class Task(RunnableTask, Generic[P, R]):
         self.check_options(options)
         if self.runtime.eager or has_links(options):
             return [self.publish(tuple(each), {}, options) for each in items]
-        receipts = self.runtime.producer.publish_many(
+        receipts = self.runtime.producer_in(options.get("connection")).publish_many(
             (self.message(tuple(each), {}, options) for each in items), progress=False
         )
         is_kept, given, job = self.keeps_result(options), self.given, self.job
@@ -230,7 +239,8 @@ class Task(RunnableTask, Generic[P, R]):
         """Publish a call with options. Returns its handle. Raises the errors of `delay`."""
         if self._needs_steps(options):
             return steps.run(self._publishing(args, kwargs, options))
-        receipt = self.runtime.producer.publish(self.message(args, kwargs, options), None)
+        producer = self.runtime.producer_in(options.get("connection"))
+        receipt = producer.publish(self.message(args, kwargs, options), None)
         return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
 
     async def apublish(
@@ -239,7 +249,8 @@ class Task(RunnableTask, Generic[P, R]):
         """As `publish`, awaited."""
         if self._needs_steps(options):
             return await steps.arun(self._publishing(args, kwargs, options))
-        receipt = await self.runtime.producer.apublish(self.message(args, kwargs, options), None)
+        producer = self.runtime.producer_in(options.get("connection"))
+        receipt = await producer.apublish(self.message(args, kwargs, options), None)
         return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
 
     def _needs_steps(self, options: Mapping[str, Any]) -> bool:

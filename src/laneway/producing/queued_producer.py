@@ -19,72 +19,70 @@ if TYPE_CHECKING:
     from laneway.engine_holder import EngineHolder
     from laneway.errors import BacklogFull
     from laneway.message import Draft, Receipt
-    from laneway.producing.outbox import Outbox
+    from laneway.producing.send_queue import SendQueue
     from laneway.producing.spool_file import SpoolStatus
     from laneway.units import Duration
 
 
-class OutboxProducer(Producer):
+class QueuedProducer(Producer):
     """
-    Publishes into an outbox, from which a thread sends. Flows go to the store directly, because
+    Publishes into a send queue, from which a thread sends. Flows go to the store directly, because
     they are stored whole or not at all.
 
-    `new_outbox`: makes the outbox of a process; gets what puts messages into the store.
+    `new_queue`: makes the send queue of a process; gets what puts messages into the store.
     """
 
     overlaps = False
-    outbox: Outbox | None = None
+    queue: SendQueue | None = None
 
     def __init__(
         self,
         holder: EngineHolder,
         threads: Executor,
-        new_outbox: Callable[[Callable[[list[Draft]], list[Receipt]]], Outbox],
+        new_queue: Callable[[Callable[[list[Draft]], list[Receipt]]], SendQueue],
     ) -> None:
-        self._new_outbox = new_outbox
+        self._new_queue = new_queue
         super().__init__(holder, threads)
 
     def begin(self) -> None:
         super().begin()
-        if self.outbox is not None:
-            self.outbox.begin_in_child()
-        self.outbox = self._new_outbox(self._refusals.noted(self.publisher.put))
-        self.publisher = Publisher(self.outbox, self.threads)
+        if self.queue is not None:
+            self.queue.begin_in_child()
+        self.queue = self._new_queue(self._refusals.noted(self.publisher.put))
+        self.publisher = Publisher(self.queue, self.threads)
 
     def parts(self) -> list[object]:
-        return [*super().parts(), self.flow_publisher, self.outbox]
+        return [*super().parts(), self.flow_publisher, self.queue]
 
     def publish_draft(self, draft: Draft, timeout: Duration | None = None) -> Receipt:
-        assert self.outbox is not None
-        receipt = self.outbox.put_now(draft)
+        assert self.queue is not None
+        receipt = self.queue.put_now(draft)
         return super().publish_draft(draft, timeout) if receipt is None else receipt
 
     async def send(self, draft: Draft, timeout: Duration | None) -> Receipt:  # noqa: ASYNC109
-        receipt = self.outbox.put_now(draft) if isinstance(self.outbox, MessageBuffer) else None
+        receipt = self.queue.put_now(draft) if isinstance(self.queue, MessageBuffer) else None
         return await super().send(draft, timeout) if receipt is None else receipt
 
     def _has_to_wait(self, topic: str) -> bool:
         del topic
-        assert self.outbox is not None
-        return (
-            self.outbox.on_full == "block" and threading.current_thread() is not self.outbox.sender
-        )
+        assert self.queue is not None
+        return self.queue.on_full == "block" and threading.current_thread() is not self.queue.sender
 
     def _note_refused(self, draft: Draft, reason: str) -> None:
-        """The outbox was full, not the store."""
+        """The send queue was full, not the store."""
 
     def _full(self, draft: Draft, receipt: Receipt) -> BacklogFull:
         return ProducerFull(f"topic {draft.topic}: {receipt.reason}", [receipt])
 
     def flush(self, timeout: Duration | None = None) -> int:
-        assert self.outbox is not None
-        return self.outbox.flush(arguments.seconds_or_none("flush", "timeout", timeout))
+        assert self.queue is not None
+        return self.queue.flush(arguments.seconds_or_none("flush", "timeout", timeout))
 
     def spool_status(self) -> SpoolStatus:
-        if isinstance(self.outbox, MessageSpool):
-            return self.outbox.status()
+        if isinstance(self.queue, MessageSpool):
+            return self.queue.status()
         return super().spool_status()
 
     def close(self) -> None:
-        assert self.outbox is not None
-        self.outbox.close()
+        assert self.queue is not None
+        self.queue.close()

@@ -1,0 +1,1 @@
+"""Orders and the messages about them, stored in one transaction."""

@@ -1,0 +1,19 @@
+"""`app.outbox`: the tables in the user's own database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from laneway.producing import outbox
+from laneway.runtime.noun import Noun
+
+
+class Outbox(Noun):
+    """The tables in a database of your own, for `publish(connection=…)` and `once`."""
+
+    def create(self, connection: Any) -> None:
+        """
+        Create the tables that do not exist, in the transaction of the connection. Raises
+        UsageError.
+        """
+        outbox.create(connection)
