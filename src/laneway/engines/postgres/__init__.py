@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from laneway.errors import UsageError
 
 if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine, Settings
+    from collections.abc import Iterator
+
+    from laneway.engines.base import Check, FullEngine, Settings
 
 
-def open_postgres(url: str, settings: Settings) -> FullEngine:
-    """Open or create the schema of the namespace in the database that the URL names."""
+class _OpenPostgres:
+    """The opener of this engine's schemes. It imports the client library when it is called."""
+
+    def __call__(self, url: str, settings: Settings) -> FullEngine:
+        """Open or create the schema of the namespace in the database that the URL names."""
+        with _client_library():
+            from laneway.engines.postgres.engine import PostgresEngine  # noqa: PLC0415
+        return PostgresEngine(url, settings)
+
+    def check_server(self, url: str) -> list[Check]:
+        """Check the server and the durabilities that it can keep."""
+        with _client_library():
+            from laneway.engines.postgres import server_check  # noqa: PLC0415
+        return server_check.check_server(url)
+
+
+open_postgres = _OpenPostgres()
+
+
+@contextlib.contextmanager
+def _client_library() -> Iterator[None]:
     try:
-        from laneway.engines.postgres.engine import PostgresEngine  # noqa: PLC0415  # an extra
+        yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "psycopg":
             raise
         raise UsageError(
             "the PostgreSQL engine needs psycopg; pip install 'laneway[postgres]'"
         ) from error
-    return PostgresEngine(url, settings)

@@ -29,7 +29,7 @@ from laneway.engines.postgres.errors import explain, was_applied
 from laneway.engines.postgres.flusher import Flusher
 from laneway.engines.shared import forking
 from laneway.engines.sql.store import Outdated
-from laneway.errors import EngineUnavailable, LanewayError, SchemaMismatch
+from laneway.errors import EngineUnavailable, LanewayError, NoNamespace, SchemaMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -213,7 +213,7 @@ class Store:
                     self._create(connection)
                     version = LAYOUT
         if version is None:
-            raise EngineUnavailable(
+            raise NoNamespace(
                 f"{self.name}: there is no such schema; check the URL and the namespace, or start"
                 " a program that publishes to it"
             )
