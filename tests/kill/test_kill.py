@@ -22,6 +22,7 @@ import pytest
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.message import Settlement
+from laneway.testing.postgres_server import PostgresServer
 from laneway.testing.servers import Server
 from laneway.units import SECOND
 from tests.seeds import seed_for
@@ -74,7 +75,7 @@ with open(sys.argv[2], "a", buffering=1) as log:
 """
 
 
-@pytest.mark.parametrize("store", ["sqlite", "valkey"])
+@pytest.mark.parametrize("store", ["sqlite", "valkey", "postgres"])
 def test_nothing_is_lost_or_held_twice_through_many_kills(tmp_path: Path, store: str) -> None:
     """
     Each id that `put` returned for ends acked, and exactly one lease at a time holds a message.
@@ -83,9 +84,11 @@ def test_nothing_is_lost_or_held_twice_through_many_kills(tmp_path: Path, store:
     print(f"LANEWAY_SEED={seed}")
     draw = random.Random(seed)
     with ExitStack() as stack:
-        url = (
-            f"sqlite:///{tmp_path}/q.db" if store == "sqlite" else stack.enter_context(Server()).url
-        )
+        if store == "sqlite":
+            url = f"sqlite:///{tmp_path}/q.db"
+        else:
+            server = Server() if store == "valkey" else PostgresServer(fsync="off")
+            url = stack.enter_context(server).url
         engine = stack.enter_context(closing(open_engine(url, Settings())))
         kill_many(tmp_path, url, engine, draw)
 
