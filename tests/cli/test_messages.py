@@ -97,7 +97,7 @@ def test_the_same_id_is_a_duplicate(laneway: Command) -> None:
         (("publish", "a", "1", "--delay", "soon"), "soon"),
         (("publish", "a", "1", "--lines"), "--lines"),
         (("publish", "a", "--lines", "--id", "x"), "--id"),
-        (("publish", "a", "1", "--priority", str(2**31)), "--priority"),
+        (("publish", "a", "1", "--priority", str(2**52)), "--priority"),
         (("publish", "a", "1", "--at", "tomorrow"), "2026-12-24T18:00+01:00"),
         (("publish", "a", "1", "--at", "2036-12-24T18:00"), "with its zone"),
         (("peek", "push.*"), "pattern"),
