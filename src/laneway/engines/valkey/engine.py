@@ -307,7 +307,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         page.add_group(
             draft, copies, is_stored=is_stored, has_limits=any(map(self._has_limit, copies))
         )
-        if not is_stored:  # its topic is sent, so that the shard compares its policy
+        if not is_stored and (draft.at_us is not None or COST in (draft.headers or {})):
+            page.add_rich(self._rich(shard, draft, route))  # the shard checks its time and cost
+        elif not is_stored:  # its topic is sent, so that the shard compares its policy
             page.add_plain(draft, b"")
         for each in (draft, *copies) if is_stored else copies:
             its = self._space.routes.route(each.topic)

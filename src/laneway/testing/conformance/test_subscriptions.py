@@ -578,3 +578,17 @@ def test_subscription_bound(driver: EngineDriver) -> None:
     with pytest.raises(BadPolicy, match=r"policy orders\.\*: expected at most 1,024"):
         subscribe(driver, "orders.*", *(f"q{n}" for n in range(25)))
     subscribe(driver, "orders.eu", "t0", kind="shared")
+
+
+@pytest.mark.parametrize("subscribed", [False, True])
+@pytest.mark.parametrize("option", ["at_us", "headers"])
+def test_a_message_that_is_not_stored_is_checked_too(
+    driver: EngineDriver, option: str, subscribed: bool
+) -> None:
+    """Without a backlog of its own, a topic refuses what expires too early or costs too much."""
+    driver.policy("a", own_backlog=False, ttl=2, max_cost=5)
+    if subscribed:
+        driver.policy("a", **{"subscription:s": {}})  # type: ignore[arg-type]
+    bad = {"at_us": driver.now + 3 * SECOND, "headers": {"laneway-cost": "50"}}
+    with pytest.raises(BadMessage):
+        driver.put("a", "x", **{option: bad[option]})
