@@ -12,7 +12,14 @@ from laneway.testing import EngineDriver
 from laneway.tiers import Tier
 from tests.conformance.conftest import ENGINES, SHARDED
 
-PERSISTENT = ("sqlite file", "sqlite folder", "sqlite 4 files", "valkey", "valkey, cluster")
+PERSISTENT = (
+    "sqlite file",
+    "sqlite folder",
+    "sqlite 4 files",
+    "valkey",
+    "valkey, cluster",
+    "postgres",
+)
 """Add the name of another persistent engine."""
 
 

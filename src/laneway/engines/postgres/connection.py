@@ -7,6 +7,8 @@ from itertools import chain, repeat
 from struct import Struct, pack
 from typing import TYPE_CHECKING, Any
 
+from psycopg.types.numeric import NumericBinaryLoader
+
 from laneway.engines.postgres.pipeline import Pipeline, Ticket
 from laneway.engines.postgres.statements import (
     BYTEA,
@@ -114,11 +116,21 @@ def _tables_of(name: str) -> frozenset[str]:
     return frozenset(table for table, _ in touched(name))
 
 
+class _Number(NumericBinaryLoader):
+    """What PostgreSQL sums up is a number as any other."""
+
+    def load(self, data: bytes | bytearray | memoryview) -> Any:
+        value = super().load(data)
+        whole = int(value)
+        return whole if whole == value else float(value)
+
+
 class Connection:
     """An open connection, see `engines.sql.store.Connection`."""
 
     def __init__(self, connection: psycopg.Connection[Any], version: int = 0) -> None:
         """`version`: that of the connection which this one replaces."""
+        connection.adapters.register_loader("numeric", _Number)
         self.pipeline = Pipeline(connection)
         self.turn = -1
         """The turn after the last transaction of this connection; -1: not known."""
@@ -147,10 +159,14 @@ class Connection:
     def commit(self) -> None:
         """Send all that is unsent and commit."""
         if self._has_written and self._changes_queue:
-            self.run("turn_next")
-            self.turn += 1  # under the lock nobody else counts it up
+            self.take_turn()
         self.pipeline.send("COMMIT")
         self.pipeline.sync()
+
+    def take_turn(self) -> None:
+        """Tell other processes that this transaction changes something."""
+        self.run("turn_next")
+        self.turn += 1  # under the lock nobody else counts it up
 
     def roll_back(self) -> None:
         """End the transaction, whatever failed in it."""

@@ -394,6 +394,7 @@ class Store:
     def run_durably(self, name: str, *values: Any) -> list[Any]:
         with self.writing(durable=True, changes_queue=False, syncs=False) as connection:
             rows: list[Any] = connection.all(name, *values)
+            connection.take_turn()  # so that other processes look into the inbox
         return rows
 
     def refuse_nested(self) -> None:

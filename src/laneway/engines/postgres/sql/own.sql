@@ -71,7 +71,8 @@ SELECT number, topic, at_us, data FROM delivery_log WHERE topic = ?1 AND number 
 -- name: schema_bytes
 -- All tables of the schema with their indexes.
 SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::int8 FROM pg_class c
- WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r';
+ JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = current_schema() AND c.relkind = 'r';
 
 -- name: check_settings
 -- The checks of the doctor read whole tables.
