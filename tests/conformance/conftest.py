@@ -33,6 +33,7 @@ SHARDED: dict[str, Callable[[Path, Settings], FullEngine]] = {
     "sqlite 4 files": lambda folder, settings: open_engine(
         f"sqlite:///{folder}/q?shards=4", settings
     ),
+    "postgres 4 schemas": partial(open_postgres, options="?shards=4"),
 }
 """Engines with several shards."""
 
@@ -124,13 +125,20 @@ shards divide about once a second.
 
 
 ONCE: frozenset[str] = frozenset(("valkey, cluster", "redis"))
+HALVED: frozenset[str] = frozenset(("postgres",))
 SAMPLED: frozenset[str] = frozenset(
-    ("sqlite folder", "sqlite memory", "valkey, few rights", "valkey, sentinels")
+    (
+        "sqlite folder",
+        "sqlite memory",
+        "valkey, few rights",
+        "valkey, sentinels",
+        "postgres 4 schemas",
+    )
 )
 """
-Engines that differ from another one only in how or to which server they connect. Those of ONCE run
-each test with one of its parameters, those of SAMPLED a quarter of these; `make conformance` runs
-all.
+Engines that share their rules with another one, and differ from it in their statements or in how or
+to which server they connect. Those of ONCE run each test with one of its parameters, those of
+HALVED half of these, those of SAMPLED a quarter; `make conformance` runs all.
 """
 
 IS_WHOLE = "LANEWAY_CONFORMANCE" in os.environ
@@ -145,9 +153,10 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
         name = item.callspec.params.get("make_engine")
         if name in SHARDED and item.originalname in EXACT_IN_A_SHARD:
             left_out.add(item)
-        if name in ONCE | SAMPLED and not IS_WHOLE:
+        if name in ONCE | HALVED | SAMPLED and not IS_WHOLE:
             test = (name, item.module.__name__, item.originalname)
-            if name in SAMPLED and _number(" ".join(test)) % 4 != 0:
+            part = 4 if name in SAMPLED else 2 if name in HALVED else 1
+            if _number(" ".join(test)) % part != 0:
                 left_out.add(item)
             elif _number(item.name) < _number(chosen.setdefault(test, item).name):
                 left_out.add(chosen[test])

@@ -23,7 +23,8 @@ def server() -> PostgresServer:
     return started
 
 
-def open_postgres(folder: Path, settings: Settings) -> FullEngine:
-    """Open an engine whose namespace is derived from the folder."""
+def open_postgres(folder: Path, settings: Settings, options: str = "") -> FullEngine:
+    """Open an engine whose namespace is derived from the folder. `options`: of the URL."""
     namespace = hashlib.sha256(str(folder).encode()).hexdigest()[:20]
-    return open_engine(server().url, msgspec.structs.replace(settings, namespace=namespace))
+    settings = msgspec.structs.replace(settings, namespace=namespace)
+    return open_engine(server().url + options, settings)

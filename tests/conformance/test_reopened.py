@@ -19,6 +19,7 @@ PERSISTENT = (
     "valkey",
     "valkey, cluster",
     "postgres",
+    "postgres 4 schemas",
 )
 """Add the name of another persistent engine."""
 

@@ -13,7 +13,8 @@ from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.errors import TopicInUse
 from laneway.message import Draft, Settlement
-from tests.conformance.valkey_setups import REDIS, server
+from tests.conformance import postgres_setups, valkey_setups
+from tests.conformance.valkey_setups import REDIS
 
 Opened = Callable[[], FullEngine]
 
@@ -23,12 +24,15 @@ ONLY_THE_RATE = [("code", "a.*", {"rate": 1.0})]
 @pytest.fixture(
     params=[
         "files",
+        "schemas",
         pytest.param("valkey", marks=pytest.mark.skipif(not REDIS, reason="no server")),
     ]
 )
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     """Opens one namespace of four shards, several times if need be, and closes it."""
-    url = f"sqlite:///{tmp_path}/q" if request.param == "files" else server().url
+    url = f"sqlite:///{tmp_path}/q"
+    if request.param != "files":
+        url = (postgres_setups if request.param == "schemas" else valkey_setups).server().url
     name, engines = uuid.uuid4().hex, list[FullEngine]()
 
     def open_() -> FullEngine:

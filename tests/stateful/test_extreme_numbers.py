@@ -32,11 +32,13 @@ from tests.seeds import seed_for
 SEED = seed_for("LANEWAY_EXTREMES")
 ROUNDS = int(os.environ.get("LANEWAY_EXTREMES", "4"))
 STEPS = 60
-SETUPS = [
+SETUPS: list[str] = [
     name
     for name in ("sqlite memory", "sqlite 4 files", "valkey", "redis")
     if name in ENGINES | SHARDED
 ]
+if "LANEWAY_EXTREMES" in os.environ:
+    SETUPS.append("postgres 4 schemas")  # the slowest
 
 YEARS = MAX_SECONDS * SECOND
 MILLION = 1_000_000

@@ -13,7 +13,7 @@ from laneway.units import SECOND
 from tests.stateful.lockstep import START, Lockstep
 
 
-@pytest.fixture(params=["sqlite file", "valkey"])
+@pytest.fixture(params=["sqlite file", "valkey", "postgres"])
 def lockstep(request: pytest.FixtureRequest) -> Iterator[Lockstep]:
     lockstep = Lockstep(request.param)
     yield lockstep

@@ -17,10 +17,13 @@ class _OpenPostgres:
     """The opener of this engine's schemes. It imports the client library when it is called."""
 
     def __call__(self, url: str, settings: Settings) -> FullEngine:
-        """Open or create the schema of the namespace in the database that the URL names."""
+        """
+        Open or create the schema of the namespace in the database that the URL names, or its
+        schemas (`?shards=4`).
+        """
         with _client_library():
-            from laneway.engines.postgres.engine import PostgresEngine  # noqa: PLC0415
-        return PostgresEngine(url, settings)
+            from laneway.engines.postgres.schemas import open_schemas  # noqa: PLC0415
+        return open_schemas(url, settings)
 
     def check_server(self, url: str) -> list[Check]:
         """Check the server and the durabilities that it can keep."""

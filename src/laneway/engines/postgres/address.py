@@ -60,10 +60,10 @@ def _shards(url: str, text: str) -> int:
     return number
 
 
-def schema_of(namespace: str, shard: int | None = None) -> str:
-    """The schema of a namespace, or of one of its shards."""
+def schema_of(namespace: str, shard: int = 0) -> str:
+    """The schema of a namespace, or of one of its shards: the first one's has no number."""
     name = namespace
     if len(name.encode()) > MOST_NAME_BYTES:
         digest = hashlib.sha256(name.encode()).hexdigest()[:16]
         name = f"{re.sub('[^ -~]', '_', name)[:30]}_{digest}"
-    return f"laneway_{name}" if shard is None else f"laneway_{name}.{shard}"
+    return f"laneway_{name}.{shard}" if shard else f"laneway_{name}"

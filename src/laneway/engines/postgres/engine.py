@@ -12,7 +12,7 @@ from laneway.engines.postgres.wakeup import Wakeup
 from laneway.engines.shared.refusals import check_namespace
 from laneway.engines.sql import doctor
 from laneway.engines.sql.admin import SqlEngine
-from laneway.engines.sql.engine import PLACE
+from laneway.engines.sql.shard_store import take_place
 from laneway.engines.sql.store import Place
 from laneway.errors import UsageError
 from laneway.printable import redacted
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 DURABILITIES = ("memory", "fsync", "replicated")
 
+NOUN = "schema"
+"""What a store is, for messages."""
+
 TRIMMED = 10_000
 """Most entries of the delivery log that one call removes."""
 
@@ -32,6 +35,14 @@ USUAL_BYTES = 300
 
 _LOG_BYTES = "delivery log bytes"
 """The setting with the size of all entries."""
+
+
+class HasShards(Exception):  # it is answered by opening them, and never seen
+    """The schema is the first of several of its namespace."""
+
+    def __init__(self, shards: int) -> None:
+        super().__init__(shards)
+        self.shards = shards
 
 
 class PostgresEngine(SqlEngine):
@@ -72,12 +83,10 @@ class PostgresEngine(SqlEngine):
         super().__init__(url, settings, place, store, wakeup)
 
     def _join(self, place: Place) -> Place:
-        """Refuse a schema that is one of several of its namespace."""
-        if self.setting(PLACE) is not None:
-            raise UsageError(
-                f"{self._store.name}: this is one of the shards of a namespace; write ?shards= as"
-                " the program that created it"
-            )
+        """Take the place of the only schema. Raises HasShards if there are several."""
+        place = take_place(self._store, place, NOUN)
+        if place.shards > 1:
+            raise HasShards(place.shards)
         return place
 
     def close(self) -> None:

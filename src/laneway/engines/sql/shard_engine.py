@@ -226,7 +226,7 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
         if settlement.action not in ("ack", "dead"):
             return None
         with self._space.stores[shard].view() as tx:
-            row = tx.one("leases_read", f"[{settlement.fence}]")
+            row = tx.one("leases_read", tx.array([settlement.fence]))
             held = Held(*row) if row is not None else None
             if held is None or held.gone or held.mid != settlement.handle:
                 return None
@@ -733,7 +733,8 @@ class ShardsEngine(ShardsQueue, ShardedAdmin):
         self, by_name: dict[str, list[tuple[int, Check]]], policies_agree: Check
     ) -> list[Check]:
         handlers = by_name.pop(HANDLERS, [])
-        checks = [_together(those) for those in by_name.values()]
+        noun = self._space.stores[0].noun
+        checks = [_together(those, noun) for those in by_name.values()]
         checks.insert(1, policies_agree)
         return [*checks, unhandled(self._unhandled())] if handlers else checks
 
@@ -759,9 +760,8 @@ class ShardsEngine(ShardsQueue, ShardedAdmin):
             wrong += 1
             if repair:
                 space.write_all_policies(shard, version)
-        return finding(
-            "policies", wrong, "files that do not have the current policies", repair=repair
-        )
+        what = f"{space.stores[0].noun}s that do not have the current policies"
+        return finding("policies", wrong, what, repair=repair)
 
     def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
         with self._view(now_us) as view:
@@ -786,8 +786,8 @@ class ShardsEngine(ShardsQueue, ShardedAdmin):
             )
 
 
-def _together(checks: list[tuple[int, Check]]) -> Check:
-    """One check of all shards: those that found something are named."""
+def _together(checks: list[tuple[int, Check]], noun: str) -> Check:
+    """One check of all shards: those that found something are named by `noun` and number."""
     found = [(shard, check) for shard, check in checks if check.detail != checks[0][1].detail]
     if not found:
         return checks[0][1]
@@ -795,6 +795,6 @@ def _together(checks: list[tuple[int, Check]]) -> Check:
     return Check(
         checks[0][1].name,
         all(check.ok for _, check in checks),
-        "; ".join(f"file {shard}: {check.detail}" for shard, check in wrong),
+        "; ".join(f"{noun} {shard}: {check.detail}" for shard, check in wrong),
         next((check.advice for _, check in wrong if check.advice), ""),
     )

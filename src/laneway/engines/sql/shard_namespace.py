@@ -112,10 +112,11 @@ class ShardsOfNamespace(ShardedNamespace):
     def agree(self, shard: int, version: int) -> None:
         super().agree(shard, version)
         if version > self.routes.version:
+            noun = self.stores[0].noun
             raise EngineCorrupt(
-                f"{self.stores[shard].place.path}: this file has newer policies than"
-                f" {self.stores[0].place.path}; was one"
-                " of them restored by itself? Put all files of one copy back"
+                f"{self.stores[shard].name}: this {noun} has newer policies than"
+                f" {self.stores[0].name}; was one of them restored without the other? Put all"
+                f" {noun}s of one copy back"
             )
 
     def generated(self, message_id: str) -> tuple[int, int] | None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
 
 from laneway.engines.base import FullEngine
 from laneway.engines.sql.admin import SqlEngine
+from laneway.engines.sql.engine import PLACE
+from laneway.errors import EngineCorrupt, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from laneway.engines.base import Settings
+    from laneway.engines.sql.store import Place, Store
     from laneway.engines.sql.transaction import Transaction
     from laneway.message import Draft, Receipt
 
@@ -24,6 +29,47 @@ class OtherVersion(Exception):  # it is answered by another attempt, and never s
         self.version = version
 
 
+def take_place(store: Store, place: Place, noun: str) -> Place:
+    """
+    Take the place in a new store, or check that an old one has it. The namespace reads from the
+    first store how many there are, so the answer has that number. `noun`: what a store is.
+    """
+    wanted = msgspec.json.encode((place.shard, place.shards)).decode()
+    with store.writing(durable=True) as connection:
+        stored = connection.one("setting_read", PLACE)
+        if stored is None:
+            if place.is_complete:
+                raise EngineCorrupt(
+                    f"{store.name}: this {noun} of the namespace is empty, and it was not before;"
+                    f" restore a copy of all {noun}s"
+                )
+            if connection.one("setting_read", "tiers") is not None:
+                raise UsageError(
+                    f"{store.name}: this {noun} is a namespace of its own; leave ?shards= out and"
+                    f" name the {noun}, or choose another place"
+                )
+            if not place.shards:
+                raise UsageError(
+                    f"{store.name}: the program that created the namespace ended before it was"
+                    f" complete; say how many {noun}s it has, like ?shards=4"
+                )
+            connection.run("setting_write", PLACE, wanted)
+            if place.tiers is not None:
+                connection.run("setting_write", "tiers", place.tiers)
+            return place
+        (nonce,) = connection.one("nonce_read")
+    shard, shards = msgspec.json.decode(stored[0])
+    if shard == 0 == place.shard:
+        return msgspec.structs.replace(place, shards=shards)
+    if (shard, shards, nonce) != (place.shard, place.shards, place.nonce):
+        raise EngineCorrupt(
+            f"{store.name}: expected {noun} {place.shard} of {place.shards} of this namespace,"
+            f" found {noun} {shard} of {shards}{'' if nonce == place.nonce else ' of another'};"
+            f" put all {noun}s of one copy back under their names"
+        )
+    return place
+
+
 class ShardStore(SqlEngine, FullEngine):
     """
     The engine on one of the stores, to which a database adds opening it.
@@ -32,7 +78,18 @@ class ShardStore(SqlEngine, FullEngine):
     routes messages by; those of `transaction_at_any_version` do not.
     """
 
+    noun: ClassVar[str]
+    """What a store of this database is, for messages: "file"."""
+
     _known_version: Callable[[], int]
+
+    def _join(self, place: Place) -> Place:
+        return take_place(self._store, place, self.noun)
+
+    @property
+    def name(self) -> str:
+        """The store's name, for messages."""
+        return self._store.name
 
     @contextmanager
     def transaction(self, now_us: int | None, *, durable: bool = True) -> Iterator[Transaction]:

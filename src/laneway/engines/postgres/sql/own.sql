@@ -80,5 +80,8 @@ SELECT set_config(name, value, true) FROM (VALUES ('enable_seqscan', 'on'),
     ('enable_hashjoin', 'on'), ('enable_mergejoin', 'on'), ('statement_timeout', '0'),
     ('idle_in_transaction_session_timeout', '60000')) each (name, value);
 
+-- name: schema_find
+SELECT 1 FROM pg_namespace WHERE nspname = ?;
+
 -- name: server_version
 SELECT current_setting('server_version');

@@ -1,0 +1,109 @@
+"""
+A namespace of several schemas: `postgresql://host/database?shards=4`.
+
+Each schema is a shard, see `engines.sql.shard_engine`. The first one has the name that it has where
+it is the only one, so it tells how many there are, whatever the URL says.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laneway.engines.base import Capabilities
+from laneway.engines.postgres.address import parse, schema_of
+from laneway.engines.postgres.engine import DURABILITIES, NOUN, HasShards, PostgresEngine
+from laneway.engines.postgres.wakeup import Wakeup
+from laneway.engines.sql.shard_engine import ShardsEngine
+from laneway.engines.sql.shard_opening import OpenedShards
+from laneway.engines.sql.shard_store import ShardStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import psycopg
+
+    from laneway.engines.base import FullEngine, Settings
+    from laneway.engines.sql.store import Place
+
+
+def open_schemas(url: str, settings: Settings) -> FullEngine:
+    """Open the engine on one schema or on several, as the URL or the first schema says."""
+    if (parse(url).shards or 1) == 1:
+        try:
+            return PostgresEngine(url, settings)
+        except HasShards:
+            pass
+    return SchemasEngine(url, settings)
+
+
+class ShardSchema(ShardStore, PostgresEngine):
+    """The engine on one of the schemas."""
+
+    noun = NOUN
+
+    def __init__(
+        self,
+        url: str,
+        settings: Settings,
+        place: Place,
+        wakeup: Wakeup,
+        known_version: Callable[[], int],
+    ) -> None:
+        self._known_version = known_version
+        super().__init__(url, settings, place, wakeup)
+
+    def connect(self) -> psycopg.Connection:
+        """A new connection to the database, on which the schema comes first."""
+        return self._store.connect()
+
+    def has_schema(self, name: str) -> bool:
+        """Whether the database has a schema of this name."""
+        with self._store.reading() as connection:
+            return connection.one("schema_find", name) is not None
+
+
+class SchemaNamespace(OpenedShards):
+    """The namespace's schemas as this process has opened them."""
+
+    stores: list[ShardSchema]  # type: ignore[assignment]  # assigned once
+    wakeup: Wakeup  # type: ignore[mutable-override]
+
+    def __init__(
+        self, url: str, settings: Settings, look: Callable[[str, Sequence[str] | None], float]
+    ) -> None:
+        self.wakeup = Wakeup(lambda: self.stores[0].connect(), look)  # noqa: PLW0108  # not yet open
+        self.open(url, settings, parse(url).shards)
+
+    def _path(self, shard: int) -> str:
+        return schema_of(self.name, shard)
+
+    def _exists(self, shard: int) -> bool:
+        return self.stores[0].has_schema(self._path(shard))
+
+    def _open_store(self, url: str, settings: Settings, place: Place) -> ShardSchema:
+        return ShardSchema(url, settings, place, self.wakeup, self._known_version)
+
+
+class SchemasEngine(ShardsEngine):
+    """The whole engine on the schemas."""
+
+    _space: SchemaNamespace  # type: ignore[mutable-override]  # assigned once
+    _wakeup: Wakeup  # type: ignore[mutable-override]
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        space = SchemaNamespace(url, settings, self.has_work)
+        super().__init__(url, settings, space)
+        self.capabilities = Capabilities(
+            name="postgres",
+            durability=frozenset(DURABILITIES),
+            persistent=True,
+            processes=True,
+            transactions=False,
+            shards=space.shards,
+            only=True,
+            reserves=True,
+        )
+
+    def close(self) -> None:
+        super().close()
+        self._wakeup.close()
