@@ -87,7 +87,9 @@ def test_nothing_is_lost_or_held_twice_through_many_kills(tmp_path: Path, store:
         if store == "sqlite":
             url = f"sqlite:///{tmp_path}/q.db"
         else:
-            server = Server() if store == "valkey" else PostgresServer(fsync="off")
+            server: Server | PostgresServer = (
+                Server() if store == "valkey" else PostgresServer(fsync="off")
+            )
             url = stack.enter_context(server).url
         engine = stack.enter_context(closing(open_engine(url, Settings())))
         kill_many(tmp_path, url, engine, draw)
