@@ -90,7 +90,8 @@ def test_nothing_is_lost_or_held_twice_through_many_kills(tmp_path: Path, store:
             server: Server | PostgresServer = (
                 Server() if store == "valkey" else PostgresServer(fsync="off")
             )
-            url = stack.enter_context(server).url
+            stack.enter_context(server)
+            url = server.url
         engine = stack.enter_context(closing(open_engine(url, Settings())))
         kill_many(tmp_path, url, engine, draw)
 
