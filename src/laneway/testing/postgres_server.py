@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from laneway.testing.servers import NoServer, free_port, until
+from laneway.testing.servers import NoServer, die_with_parent, free_port, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,6 +113,7 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
+                preexec_fn=die_with_parent(signal.SIGQUIT),  # noqa: PLW1509  # as in `Server`
                 **self._user(),
             )
         until(self._answers, f"the server on port {self.port}", SECONDS)

@@ -35,6 +35,18 @@ PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
 
+def die_with_parent(number: int) -> Callable[[], None]:
+    """What a child runs before its program: it gets this signal when this thread ends."""
+    parent = os.getpid()
+
+    def die() -> None:
+        _LIBC.prctl(PDEATHSIG, number)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return die
+
+
 class NoServer(RuntimeError):
     """No Valkey or Redis server program was found."""
 
@@ -204,19 +216,12 @@ class Server:
                     for name, value in settings.items()
                 )
             )
-        parent = os.getpid()
-
-        def die_with_parent() -> None:
-            _LIBC.prctl(PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-
         self._process = subprocess.Popen(  # noqa: S603  # the tester chooses the program
             [binary(), str(file), *self._arguments],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=self.folder,
-            preexec_fn=die_with_parent,  # noqa: PLW1509  # no other Python code runs in the child
+            preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  # no other Python code runs in the child
         )
 
     def start_behind(self, port: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from itertools import chain, repeat
 from struct import Struct, pack
@@ -134,6 +135,8 @@ class Connection:
         self.pipeline = Pipeline(connection)
         self.turn = -1
         """The turn after the last transaction of this connection; -1: not known."""
+        self.ahead_us = 0
+        """How far the server's clock is ahead of this machine's, as the last transaction saw it."""
         self._version = version
         self._changes_queue = False
         self._asked: dict[Read, Ticket] = {}
@@ -151,7 +154,8 @@ class Connection:
         for name, *values in reads:
             self.prefetch(name, *values)
         assert turn_read is not None
-        ((turn,),) = self.pipeline.rows(turn_read)
+        ((turn, server_us),) = self.pipeline.rows(turn_read)
+        self.ahead_us = server_us - time.time_ns() // 1000
         if turn != self.turn:
             self.turn = turn
             self._version += 1
@@ -241,14 +245,15 @@ class Connection:
             del self._asked[asked]
 
     def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
-        self._send_rows(name, rows)
+        if rows:
+            self._send_rows(name, rows)
 
     def change_exactly(self, name: str, rows: Sequence[Sequence[Any]], count: int) -> None:
         self._send_rows(name, rows, count=count)
 
     def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:
         del converts
-        self._send_rows(name, rows)
+        self.run_many(name, rows)
 
     def all_rows(
         self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False

@@ -115,6 +115,8 @@ class Store:
         self._durability = durability
         self._is_closed = False
         self._in_transaction = False
+        self._ahead_us = 0
+        """How far the server's clock is ahead of this machine's."""
         self._quickest = float("inf")
         """Seconds of the shortest wait for the lock: a round trip."""
         number = zlib.crc32(schema.encode())
@@ -316,6 +318,7 @@ class Store:
                 self._roll_back(connection, error)
                 raise
             took = time.monotonic() - began
+            self._ahead_us = connection.ahead_us
             self._quickest = min(self._quickest, took)
             self.waited += took - self._quickest
             break
@@ -396,6 +399,10 @@ class Store:
             rows: list[Any] = connection.all(name, *values)
             connection.take_turn()  # so that other processes look into the inbox
         return rows
+
+    def clock(self) -> int:
+        """The server's time: the clocks of its clients may differ."""
+        return time.time_ns() // 1000 + self._ahead_us
 
     def refuse_nested(self) -> None:
         if self._in_transaction:

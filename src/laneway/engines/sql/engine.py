@@ -171,7 +171,10 @@ class SqlQueue(Waits):
                 with store.writing(durable=durable, syncs=False, reads=reads) as connection:
                     lane_cache.check(connection, store.commits)
                     tx = Transaction(
-                        connection, self._rules, _clock() if now_us is None else now_us, lane_cache
+                        connection,
+                        self._rules,
+                        self._store.clock() if now_us is None else now_us,
+                        lane_cache,
                     )
                     if not lane_cache.is_inbox_empty:
                         self._inbox.empty(tx)
@@ -218,14 +221,16 @@ class SqlQueue(Waits):
             pass
 
     def _reader(self, connection: Connection, now_us: int | None) -> Transaction:
-        return Transaction(connection, self._rules, _clock() if now_us is None else now_us)
+        return Transaction(
+            connection, self._rules, self._store.clock() if now_us is None else now_us
+        )
 
     def _look_at_clock(self, tx: Transaction) -> None:
         """
         Warn if the machine's clock was set back: the store's time never goes back, so it stands
         still until the clock has caught up.
         """
-        behind = tx.now - _clock()
+        behind = tx.now - self._store.clock()
         if behind > CLOCK_SLACK_US and time.monotonic() - self._warned >= WARN_EVERY:
             self._warned = time.monotonic()
             log.warning(
@@ -275,7 +280,7 @@ class SqlQueue(Waits):
         """Put one message into the inbox; None: it does not belong there, or the inbox is full."""
         inbox = self._inbox
         with self._store.lock:
-            now = _clock() if now_us is None else now_us
+            now = self._store.clock() if now_us is None else now_us
             least = self._first_number
             if now_us is None:
                 least += now // self._number_unit
@@ -506,7 +511,7 @@ class SqlQueue(Waits):
         self, facts: WorkerFacts, *, dead_after_us: int, listed_us: int, now_us: int | None = None
     ) -> int:
         with self._store.writing(durable=False, changes_queue=False) as connection:
-            now = _later(connection, now_us)
+            now = self._later(connection, now_us)
             connection.run("workers_forget", now)
             connection.run(
                 "worker_beat",
@@ -518,6 +523,11 @@ class SqlQueue(Waits):
                 presence.encode(facts).decode(),
             )
         return now
+
+    def _later(self, connection: Connection, now_us: int | None) -> int:
+        """The time: the store's, if the clock is behind it."""
+        now = self._store.clock() if now_us is None else now_us
+        return max(now, int(connection.one("shard_now")[0]))
 
     def leave(self, worker_id: str) -> None:
         with self._store.writing(durable=False, changes_queue=False) as connection:
@@ -532,7 +542,7 @@ class SqlQueue(Waits):
         now_us: int | None = None,
     ) -> list[WorkerView]:
         with self._store.reading() as connection:
-            now = _later(connection, now_us)
+            now = self._later(connection, now_us)
             rows = connection.all("workers_list", after, now, pool, limit)
         return [presence.view(row, started, beat, dead, now) for row, started, beat, dead in rows]
 
@@ -591,12 +601,3 @@ class SqlQueue(Waits):
                 ):
                     return True
         return False
-
-
-def _later(connection: Connection, now_us: int | None) -> int:
-    """The time: the store's, if the clock is behind it."""
-    return max(_clock() if now_us is None else now_us, int(connection.one("shard_now")[0]))
-
-
-def _clock() -> int:
-    return time.time_ns() // 1000

@@ -175,6 +175,9 @@ class Store(Protocol):
         lock, and `sync` after it.
         """
 
+    def clock(self) -> int:
+        """The time in microseconds since 1970, the same for all processes that use the store."""
+
     def refuse_nested(self) -> None:
         """Raise EngineUnavailable inside a transaction of this thread. Call it under the lock."""
 

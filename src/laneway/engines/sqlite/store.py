@@ -346,6 +346,9 @@ class Store:
             self._check_files(durable=True)
         return rows
 
+    def clock(self) -> int:
+        return time.time_ns() // 1000
+
     def refuse_nested(self) -> None:
         if self._is_in_transaction():
             raise EngineUnavailable(

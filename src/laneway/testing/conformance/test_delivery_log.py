@@ -79,6 +79,13 @@ def test_old_entries_are_removed(driver: EngineDriver) -> None:
     assert read(driver) == [b"new"]
 
 
+def test_no_entries(driver: EngineDriver) -> None:
+    """A call without entries changes nothing of those that are kept."""
+    append(driver, "push.a", b"kept")
+    driver.engine.delivery_log_append([], keep_us=HOUR, max_bytes=1_000_000, now_us=driver.now)
+    assert read(driver) == [b"kept"]
+
+
 def test_the_log_has_a_size(driver: EngineDriver) -> None:
     """The oldest entries are removed, of whichever topic."""
     bound = 1_000_000 * driver.engine.capabilities.shards

@@ -43,7 +43,8 @@ SELECT facts, started_us, beat_us, dead_us FROM workers
  ORDER BY id LIMIT ?4;
 
 -- name: turn_read
-SELECT last_value FROM turn;
+-- The turn, and the server's time in microseconds.
+SELECT last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::int8 FROM turn;
 
 -- name: turn_next
 SELECT nextval('turn');
