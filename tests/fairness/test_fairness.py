@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(1800)
 LONGER = "LANEWAY_FAIRNESS"
 """The variable by which `make fairness` asks for more cases."""
 
-CASES = {"model": 100, "sqlite": 100, "valkey": 100, "sqlite-4": 10, "valkey-4": 20}
+CASES = {"model": 100, "sqlite": 60, "valkey": 60, "sqlite-4": 10, "valkey-4": 20}
 """A case on four shards takes as long as three to seven on one."""
 
 MORE_CASES = {"model": 10_000} | dict.fromkeys(
