@@ -52,3 +52,9 @@ def test_each_topic_gets_its_part(engine: str, first: int, last: int) -> None:
     missed = sum(verdict.is_failed for verdict in verdicts)
     part = MAY_MISS if ENGINES[engine] == 1 else MAY_MISS_SHARDED
     assert missed <= max(2, part * len(verdicts)), tables
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "valkey"])
+def test_a_lease_ends_if_a_lane_goes_from_gate_to_gate(engine: str) -> None:
+    """Two gates that each wait for the other, at 19.3 s, once let a lease look again forever."""
+    assert not run_case(20261189, engine).exceeded

@@ -156,7 +156,8 @@ def lease(
     withheld = plan.withheld or (only is not None and only.leaves_some)
     if only is not None:
         only.end(is_full=len(delivered) >= room)
-    return delivered, withheld, plan.cut
+    # Without deliveries a lane that went from gate to gate would do so again.
+    return delivered, withheld, plan.cut or (plan.has_circled and bool(delivered))
 
 
 def lease_one(tx: Transaction, lane: Lane, mid: int, fence: int, max_lease_us: int) -> None:
@@ -576,6 +577,8 @@ class _Plan:
         """The tier queues whose lanes share the workers' time."""
         self.cut = False
         """Whether a visit ended early, because keys at their limits have parked much."""
+        self.has_circled = False
+        """Whether a lane was left out, because it went from gate to gate without end."""
 
     def serve_pool(self, pool: str, room: int) -> None:
         """Serve strict tiers first, then the others by shares; unused shares go to the others."""
@@ -761,7 +764,7 @@ class _Plan:
             self._moves[lane.lane] = self._moves.get(lane.lane, 0) + 1
             if self._moves[lane.lane] > 2 * len(tx.gates_in(lane.gates_key)):
                 self.lines.left_out.add(lane.lane)
-                self.cut = True
+                self.has_circled = True
             self.lines.lane_moved(lane, to)
             candidates.add_line(to)
         elif got and has_more:
