@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from laneway import Laneway, Message
 from laneway.cli import main
-from laneway.engines.sql import engine
+from laneway.engines.sqlite.store import Store
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def test_a_move_ends_what_a_clock_that_was_ahead_left(
     new store's time is that of the clock.
     """
     now, ten_days = [time.time_ns() // 1000], 10 * 86_400 * SECOND
-    monkeypatch.setattr(engine, "_clock", lambda: now[0])
+    monkeypatch.setattr(Store, "clock", lambda _: now[0])
     old, new = (f"sqlite:///{tmp_path}/{name}.db" for name in ("old", "new"))
     with Laneway(old) as app:
         app.policy("a", rate="1/s", burst=1)

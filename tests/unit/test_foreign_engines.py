@@ -58,7 +58,7 @@ def test_foreign_engine_is_found_by_its_scheme(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        UsageError, match=r'there is no engine "kept", only redis, redis\+cluster, .* sqlite'
+        UsageError, match=r'there is no engine "kept", only postgres, postgresql, redis, .* sqlite'
     ):
         open_engine("kept://here", Settings())
     monkeypatch.syspath_prepend(installed)
@@ -75,7 +75,7 @@ def test_foreign_engine_is_found_by_its_scheme(
     assert sys.modules["kept_engine"].opened == [("kept://here", "mine")]
     with pytest.raises(
         UsageError,
-        match=r"only broken, checked, kept, redis, .*; did you mean \"kept\"\?",
+        match=r"only broken, checked, kept, postgres, .*; did you mean \"kept\"\?",
     ):
         open_engine("keptt://here", Settings())
     with pytest.raises(UsageError, match="engine broken: no_such_module:open_broken cannot be imp"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laneway import Laneway
-from laneway.engines.sql import engine
+from laneway.engines.sqlite.store import Store
 from laneway.working import heartbeat, lease_renewal
 from tests.working.support import StoppedClock
 
@@ -40,5 +40,5 @@ def quick_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedClock:
     """The time of SQLite stores, which only the test moves."""
     clock = StoppedClock()
-    monkeypatch.setattr(engine, "_clock", lambda: clock.now_us)
+    monkeypatch.setattr(Store, "clock", lambda _: clock.now_us)
     return clock
