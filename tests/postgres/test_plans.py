@@ -102,6 +102,7 @@ def test_a_statement_is_prepared_in_few_forms(engine: PostgresEngine) -> None:
 def test_a_call_waits_for_few_answers(engine: PostgresEngine, topics: int) -> None:
     """Each answer that is waited for costs a round trip to the server."""
     drafts = [Draft(f"t.{n % topics}", b"x") for n in range(200)]
+    trips: list[int] = []
     for _ in range(2):  # the first round prepares
         trips = [pipeline(engine).trips]
         engine.put(drafts)
