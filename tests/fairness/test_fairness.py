@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(1800)
 LONGER = "LANEWAY_FAIRNESS"
 """The variable by which `make fairness` asks for more cases."""
 
-CASES = {"model": 100, "sqlite": 60, "valkey": 60, "sqlite-4": 10, "valkey-4": 20}
-"""A case on four shards takes as long as three to seven on one."""
+CASES = {"model": 100, "sqlite": 60, "valkey": 60}
+"""Cases on several shards depend on when grants move, so only `make fairness` runs them."""
 
 MORE_CASES = {"model": 10_000} | dict.fromkeys(
     ("sqlite", "valkey", "sqlite-4", "valkey-4", "valkey-64"), 1_000
