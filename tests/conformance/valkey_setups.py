@@ -48,7 +48,10 @@ def guarded() -> str:
 @cache
 def sentinels() -> str:
     """A master and a replica watched by three sentinels; the replica confirms every write."""
-    started = Sentinels().__enter__()
+    try:
+        started = Sentinels().__enter__()
+    except TimeoutError:  # another process may have taken a port between its choice and its use
+        started = Sentinels().__enter__()
     atexit.register(started.close)
     started.never_replace()
     return started.url
