@@ -503,9 +503,16 @@ def used(processes: Iterable[int]) -> Used | None:
     try:
         with open("/proc/stat", encoding="ascii") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]
-        return Used(sum(ticks), sum(ticks) - ticks[3] - ticks[4], sum(map(_ticks_of, processes)))
+        own = {each for process in processes for each in _with_children(process)}
+        return Used(sum(ticks), sum(ticks) - ticks[3] - ticks[4], sum(map(_ticks_of, own)))
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _with_children(process: int) -> list[int]:
+    """A process and its children that run, like those of a PostgreSQL server."""
+    with open(f"/proc/{process}/task/{process}/children", encoding="ascii") as file:
+        return [process, *map(int, file.read().split())]
 
 
 def _ticks_of(process: int) -> int:
