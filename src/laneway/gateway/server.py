@@ -224,9 +224,13 @@ class Server:
             await self._ending
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What asyncio would log: while no file is free, a thousand tracebacks a second."""
+        """What asyncio would log: while no file is free, a thousand tracebacks a second.
+
+        It plans a new attempt for each failed one, and a stop does not cancel them.
+        """
         if not context["message"].startswith("socket.accept()"):
-            loop.default_exception_handler(context)
+            if not (self._stopped.is_set() and "._start_serving(" in context["message"]):
+                loop.default_exception_handler(context)
         elif loop.time() >= self._logged_at + ACCEPT_LOG_SECONDS:
             self._logged_at = loop.time()
             log.error(
