@@ -65,9 +65,9 @@ def measured() -> dict[str, dict[str, int]]:
 
 
 def _package(path: Path) -> str:
-    """The package that a file counts for: a part of `engines`, else one below `laneway`."""
+    """The package that a file counts for; `contrib` and `engines` are counted by part."""
     parts = path.relative_to(SOURCE).parts[:-1]
-    return "/".join(parts[: 2 if parts[:1] == ("engines",) else 1]) or "laneway"
+    return "/".join(parts[: 2 if parts[:1] in (("contrib",), ("engines",)) else 1]) or "laneway"
 
 
 def _statements(tree: ast.AST) -> int:
