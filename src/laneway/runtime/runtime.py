@@ -67,6 +67,8 @@ class Runtime:
     ) -> None:
         self.app: Any = app
         """The application, which a task has as its attribute `app`."""
+        self.address: str | None = None
+        """`module:name` by which another process imports it; None: it is looked for."""
         self.holder = EngineHolder(url, settings, program, version)
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="laneway")
         """Run the blocking calls of coroutines."""

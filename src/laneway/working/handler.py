@@ -139,6 +139,9 @@ class Handler:
     `concluded` is asked about each.
     """
 
+    child_setup: str | None = None
+    """A module that a child process imports before the function's module; None: none."""
+
     asks_for_losses = False
     """
     Whether `refusal` needs the number of lost workers, which costs one more call of the engine.
@@ -331,6 +334,8 @@ class Handlers:
         self.middlewares = HandlingMiddlewares()
         self.lifespans = Lifespans()
         self.alarms = Alarms()
+        self.child_setup: str | None = None
+        """The `child_setup` of handlers that are added from now on."""
         self.program = ""
         """The name of the application's program."""
         self.version: str | None = None
@@ -369,6 +374,7 @@ class Handlers:
                 f'handler {handler.name}: "{handler.pattern}" is handled by {taken.name} already;'
                 " give one of them another pattern"
             )
+        handler.child_setup = self.child_setup
         self._by_pattern[handler.pattern] = handler
         self._by_topic.clear()
 
@@ -401,6 +407,7 @@ class Handlers:
                 f'task "{handler.name}": there is a task of that name already; give one of them'
                 " another name="
             )
+        handler.child_setup = self.child_setup
         self._by_task[handler.name] = handler
 
     def add_own(self, handler: Handler) -> None:

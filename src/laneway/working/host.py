@@ -57,6 +57,10 @@ class ProcessApplication(Application, Protocol):
         """The `Laneway` of the program."""
 
     @property
+    def address(self) -> str | None:
+        """`module:name` by which another process imports it; None: it is looked for."""
+
+    @property
     def url(self) -> str:
         """The engine's URL."""
 

@@ -72,6 +72,8 @@ def target_of(app: ProcessApplication, options: Options) -> str | ProcessApplica
 
     Raises UsageError if the application is not at the top of a module.
     """
+    if app.address is not None:
+        return app.address
     addresses = [
         f"{name}:{each}"
         for name, module in list(sys.modules.items())

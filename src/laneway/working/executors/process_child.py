@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pickle
 import signal
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
     from laneway.working.log_format import LogStyle
 
 
-def serve(pipe: Connection, address: str, style: LogStyle) -> None:
+def serve(pipe: Connection, address: str, setup: str | None, style: LogStyle) -> None:
     """
-    Answer calls of the function at `address` until the worker closes the pipe.
+    Import the module `setup`, then answer calls of the function at `address` until the worker
+    closes the pipe.
 
     The child sends None when it is ready (or a text that says why it cannot run), then for each
     call "began" and its answer.
@@ -44,6 +46,8 @@ def serve(pipe: Connection, address: str, style: LogStyle) -> None:
     style.apply()
     with contextlib.suppress(EOFError, OSError):
         try:
+            if setup is not None:
+                importlib.import_module(setup)
             function = child_processes.resolve(address)
         except BaseException as error:  # noqa: BLE001  # whatever the user's module raises
             pipe.send(" ".join(f"{type(error).__name__}: {error}".split()))

@@ -162,7 +162,7 @@ class ProcessExecutor(ThreadExecutor):
             if self._is_children_closed:
                 raise ChildDied("the worker is being stopped")
             idle = self._idle_children.get(address)
-            child = idle.pop() if idle else _Child(address, self._fork_server)
+            child = idle.pop() if idle else _Child(unit.handler, self._fork_server)
             self._busy_children[unit] = child
             return child
 
@@ -180,13 +180,13 @@ class ProcessExecutor(ThreadExecutor):
 class _Child:
     """One child process and the pipe to it. Raises CannotStart if the system starts none."""
 
-    def __init__(self, address: str, fork_server: ForkServer | None) -> None:
-        self.address = address
+    def __init__(self, handler: Handler, fork_server: ForkServer | None) -> None:
+        self.address = address = handler.address
         self.is_stopped = False
         self.is_ready = False
         self.has_ended = False
         entry = "laneway.working.executors.process_child:serve"
-        args = (address, LogStyle.present())
+        args = (address, handler.child_setup, LogStyle.present())
         try:
             is_copy = fork_server is not None and address.startswith(f"{child_processes.MAIN}:")
             self._process: Process = (

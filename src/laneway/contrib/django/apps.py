@@ -1,0 +1,27 @@
+"""The app of INSTALLED_APPS."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.core.checks import register
+from django.utils.module_loading import autodiscover_modules
+
+from laneway.contrib.django import checks, options
+
+
+class LanewayConfig(AppConfig):
+    """Imports the modules with tasks, and registers the checks."""
+
+    name = "laneway.contrib.django"
+    label = "laneway"
+    verbose_name = "Laneway"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """
+        Import the modules `tasks` of all apps: all processes declare the same policies, and a
+        worker has all tasks. Not with a wrong setting, which the checks report.
+        """
+        register(checks.check_setting, "laneway")
+        if not checks.check_setting():
+            autodiscover_modules(*options.modules())

@@ -1,0 +1,1 @@
+"""Migrations: the tables of the outbox, and permissions."""
