@@ -13,7 +13,7 @@ import pytest
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.testing.conformance.conftest import driver
-from tests.conformance.postgres_setups import open_postgres
+from tests.conformance.postgres_setups import open_pooled, open_postgres
 from tests.conformance.valkey_setups import URLS, open_setup
 
 __all__ = ["driver"]
@@ -26,6 +26,7 @@ ENGINES: dict[str, Callable[[Path, Settings], FullEngine]] = {
     "sqlite memory": lambda folder, settings: open_engine("sqlite://", settings),
     **{name: partial(open_setup, name) for name in URLS},
     "postgres": open_postgres,
+    "postgres, pgbouncer": open_pooled,
 }
 """Engines with one shard, which the model is compared with. Add a line for another one."""
 
@@ -135,10 +136,12 @@ SAMPLED: frozenset[str] = frozenset(
         "postgres 4 schemas",
     )
 )
+FEW: frozenset[str] = frozenset(("postgres, pgbouncer",))
 """
 Engines that share their rules with another one, and differ from it in their statements or in how or
 to which server they connect. Those of ONCE run each test with one of its parameters, those of
-HALVED half of these, those of SAMPLED a quarter; `make conformance` runs all.
+HALVED half of these, those of SAMPLED a quarter, those of FEW a sixteenth; `make conformance` runs
+all.
 """
 
 IS_WHOLE = "LANEWAY_CONFORMANCE" in os.environ
@@ -153,9 +156,9 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
         name = item.callspec.params.get("make_engine")
         if name in SHARDED and item.originalname in EXACT_IN_A_SHARD:
             left_out.add(item)
-        if name in ONCE | HALVED | SAMPLED and not IS_WHOLE:
+        if name in ONCE | HALVED | SAMPLED | FEW and not IS_WHOLE:
             test = (name, item.module.__name__, item.originalname)
-            part = 4 if name in SAMPLED else 2 if name in HALVED else 1
+            part = 16 if name in FEW else 4 if name in SAMPLED else 2 if name in HALVED else 1
             if _number(" ".join(test)) % part != 0:
                 left_out.add(item)
             elif _number(item.name) < _number(chosen.setdefault(test, item).name):

@@ -12,6 +12,8 @@ import msgspec
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.testing.postgres_server import PostgresServer
+from tests.postgres import pgbouncer
+from tests.postgres.pgbouncer import Pgbouncer
 
 
 @cache
@@ -23,8 +25,25 @@ def server() -> PostgresServer:
     return started
 
 
-def open_postgres(folder: Path, settings: Settings, options: str = "") -> FullEngine:
+@cache
+def pooler() -> Pgbouncer:
+    """A pgbouncer in front of it; skips the test if that is not installed."""
+    pgbouncer.require()
+    started = Pgbouncer(server())
+    started.start()
+    atexit.register(started.close)
+    return started
+
+
+def open_pooled(folder: Path, settings: Settings) -> FullEngine:
+    """The same through a pgbouncer in transaction mode."""
+    return open_postgres(folder, settings, url=pooler().url)
+
+
+def open_postgres(
+    folder: Path, settings: Settings, options: str = "", url: str | None = None
+) -> FullEngine:
     """Open an engine whose namespace is derived from the folder. `options`: of the URL."""
     namespace = hashlib.sha256(str(folder).encode()).hexdigest()[:20]
     settings = msgspec.structs.replace(settings, namespace=namespace)
-    return open_engine(server().url + options, settings)
+    return open_engine((url or server().url) + options, settings)

@@ -19,12 +19,17 @@ MOST_NAME_BYTES = 48
 
 class Address(msgspec.Struct, frozen=True):
     """
-    A URL of this engine. `server`: the URL that libpq understands. `shards`: the number of schemas;
-    None: the URL does not say it.
+    A URL of this engine.
+
+    `server`: the URL that libpq understands. `shards`: the number of schemas; None: the URL does
+    not say it. `is_pooled`: whether a pooler in transaction mode is between; None: a connection
+    tells. `listen_server`: the URL for the connection that listens to notifications.
     """
 
     server: str
+    listen_server: str
     shards: int | None = None
+    is_pooled: bool | None = None
 
     @property
     def name(self) -> str:
@@ -34,8 +39,8 @@ class Address(msgspec.Struct, frozen=True):
 
 def parse(url: str) -> Address:
     """
-    Take a URL apart: `postgresql://user@host/database?shards=4`. Options other than `shards` are
-    libpq's. Raises UsageError.
+    Take a URL apart: `postgresql://user@host/database?shards=4`. Options other than `shards`,
+    `pooler` and `listen` are libpq's. Raises UsageError.
     """
     parts = urlsplit(url)
     if not parts.path.strip("/") and "dbname=" not in parts.query:
@@ -44,10 +49,29 @@ def parse(url: str) -> Address:
             ' "postgresql://user@host/database"'
         )
     options = parse_qsl(parts.query, keep_blank_values=True)
-    texts = [value for name, value in options if name == "shards"]
-    query = urlencode([each for each in options if each[0] != "shards"])
+    own = {name: value for name, value in options if name in _OWN_OPTIONS}
+    query = urlencode([each for each in options if each[0] not in _OWN_OPTIONS])
     server = urlunsplit(("postgresql", parts.netloc, parts.path, query, ""))
-    return Address(server, _shards(url, texts[-1]) if texts else None)
+    direct = parts.netloc
+    if "listen" in own:
+        user, at, _ = parts.netloc.rpartition("@")
+        direct = f"{user}{at}{own['listen']}"
+    pooler = own.get("pooler")
+    if pooler not in _POOLERS:
+        raise UsageError(
+            f'engine URL {redacted(url)!r}: pooler: expected "transaction" or "none", got'
+            f" {pooler!r}"
+        )
+    return Address(
+        server,
+        urlunsplit(("postgresql", direct, parts.path, query, "")),
+        _shards(url, own["shards"]) if "shards" in own else None,
+        _POOLERS[pooler],
+    )
+
+
+_OWN_OPTIONS = ("shards", "pooler", "listen")
+_POOLERS = {None: None, "transaction": True, "none": False}
 
 
 def _shards(url: str, text: str) -> int:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from laneway.engines.postgres.connecting import ServerConnection
     from laneway.engines.sql.store import Read
 
 _int8, _float8, _length = Struct("!q").pack, Struct("!d").pack, Struct("!i").pack
@@ -129,8 +130,13 @@ class _Number(NumericBinaryLoader):
 class Connection:
     """An open connection, see `engines.sql.store.Connection`."""
 
-    def __init__(self, connection: psycopg.Connection[Any], version: int = 0) -> None:
+    def __init__(self, connection: ServerConnection, version: int = 0) -> None:
         """`version`: that of the connection which this one replaces."""
+        self.is_pooled = connection.is_pooled
+        self.warnings: list[str] = []
+        """Of the last commit, which waited for the disk and the standbys itself."""
+        if self.is_pooled:
+            connection.add_notice_handler(self._warn)
         connection.adapters.register_loader("numeric", _Number)
         self.pipeline = Pipeline(connection)
         self.turn = -1
@@ -144,12 +150,15 @@ class Connection:
         self._has_written = False
         """Whether the present transaction has changed something."""
 
-    def begin(self, begin: str, lock: str, reads: Sequence[Read], *, changes_queue: bool) -> None:
-        """Begin a transaction, wait for the lock, and see whether others have written."""
+    def begin(self, begin: Sequence[str], reads: Sequence[Read], *, changes_queue: bool) -> None:
+        """
+        Begin a transaction by statements of which the last waits for the lock, and see whether
+        others have written.
+        """
         self._has_written, self._changes_queue = False, changes_queue
         self._asked.clear()
-        self.pipeline.send(begin)
-        self.pipeline.send(lock)
+        for statement in begin:
+            self.pipeline.send(statement)
         turn_read = self._send("turn_read", ())
         for name, *values in reads:
             self.prefetch(name, *values)
@@ -160,8 +169,12 @@ class Connection:
             self.turn = turn
             self._version += 1
 
+    def _warn(self, notice: psycopg.errors.Diagnostic) -> None:
+        self.warnings.append(notice.message_primary or "")
+
     def commit(self) -> None:
         """Send all that is unsent and commit."""
+        self.warnings.clear()
         if self._has_written and self._changes_queue:
             self.take_turn()
         self.pipeline.send("COMMIT")
@@ -178,10 +191,11 @@ class Connection:
         self.pipeline.send("ROLLBACK")
         self.pipeline.sync()
 
-    def begin_reading(self, begin: str) -> None:
+    def begin_reading(self, begin: Sequence[str]) -> None:
         """Begin a transaction that reads one snapshot."""
         self._asked.clear()
-        self.pipeline.send(begin)
+        for statement in begin:
+            self.pipeline.send(statement)
 
     def end_reading(self) -> None:
         """End it; the answer is read with that of the next statement."""

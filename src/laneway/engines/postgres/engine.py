@@ -79,7 +79,7 @@ class PostgresEngine(SqlEngine):
         )
         store = Store(parse(url), place, durability, create=settings.create)
         self._owns_wakeup = wakeup is None
-        wakeup = wakeup or Wakeup(store.connect, self.has_work)
+        wakeup = wakeup or Wakeup(lambda: store.connect(listens=True), store.schema, self.has_work)
         super().__init__(url, settings, place, store, wakeup)
 
     def _join(self, place: Place) -> Place:

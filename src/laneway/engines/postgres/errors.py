@@ -23,6 +23,10 @@ _NOT_CONNECTED = (
         "pg_hba.conf",
         "the server does not let this user in; check the URL and the server's pg_hba.conf",
     ),
+    (
+        "unsupported startup parameter",
+        "a pooler refuses an option of the URL; leave it out, or connect to the server itself",
+    ),
     ("database .* does not exist", "the database does not exist; create it, or check the URL"),
     ("role .* does not exist", "the user does not exist; create it, or check the URL"),
     (

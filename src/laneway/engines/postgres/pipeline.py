@@ -4,7 +4,8 @@ A connection that sends statements without waiting for their results.
 A transaction reads and writes some 10 to 30 times, and each answer that it waits for costs a round
 trip. So a statement whose result nobody needs yet is only sent; the first one that is needed reads
 all results before it, too. The text of a statement is sent once for each connection, which names
-it: psycopg's own names are lost where a transaction is rolled back inside a pipeline.
+it: psycopg's own names are lost where a transaction is rolled back inside a pipeline. Behind a
+pooler the text is sent each time.
 
 For example, a put of 500 messages into known topics sends BEGIN, the lock and the turn, and waits
 once; it decides, sends the inserts, the next turn and COMMIT, and waits once more: 2 round trips
@@ -31,6 +32,8 @@ from psycopg.errors import error_from_result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from laneway.engines.postgres.connecting import ServerConnection
 
 ANSWER_SECONDS = 60.0
 """A server that does not answer for so long is given up: longer than any lock is waited for."""
@@ -70,9 +73,10 @@ _SYNC = Ticket(Prepared(b""))
 class Pipeline:
     """The results of statements in the order in which they were sent. Not for several threads."""
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, connection: ServerConnection) -> None:
         """`connection`: an open one, which nobody else uses from now on."""
         self._connection = connection
+        self._prepares = not connection.is_pooled
         self._server = connection.pgconn
         self._server.enter_pipeline_mode()
         self._server.nonblocking = 1
@@ -93,17 +97,21 @@ class Pipeline:
         statement = self._prepared.get((text, types))
         if statement is None:
             statement = self._prepare(text, types)
-        self._server.send_query_prepared(statement.name, values, [1] * len(values), 1)
+        formats = [1] * len(values)
+        if self._prepares:
+            self._server.send_query_prepared(statement.name, values, formats, 1)
+        else:
+            self._server.send_query_params(text.encode(), values, types, formats, 1)
         ticket = Ticket(statement)
         self._unread.append(ticket)
         return ticket
 
     def _prepare(self, text: str, types: tuple[int, ...]) -> Prepared:
-        statement = Prepared(b"laneway_%d" % next(self._names))
-        self._server.send_prepare(statement.name, text.encode(), types)
-        self._unread.append(Ticket(statement))
-        self._prepared[text, types] = statement
+        statement = self._prepared[text, types] = Prepared(b"laneway_%d" % next(self._names))
         self._unconfirmed.append((text, types))
+        if self._prepares:
+            self._server.send_prepare(statement.name, text.encode(), types)
+            self._unread.append(Ticket(statement))
         return statement
 
     def rows(self, ticket: Ticket) -> list[Any]:

@@ -20,9 +20,8 @@ from laneway.engines.sql.shard_store import ShardStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import psycopg
-
     from laneway.engines.base import FullEngine, Settings
+    from laneway.engines.postgres.connecting import ServerConnection
     from laneway.engines.sql.store import Place
 
 
@@ -52,9 +51,9 @@ class ShardSchema(ShardStore, PostgresEngine):
         self._known_version = known_version
         super().__init__(url, settings, place, wakeup)
 
-    def connect(self) -> psycopg.Connection:
-        """A new connection to the database, on which the schema comes first."""
-        return self._store.connect()
+    def connect(self) -> ServerConnection:
+        """A new connection for notifications, on which the schema comes first."""
+        return self._store.connect(listens=True)
 
     def has_schema(self, name: str) -> bool:
         """Whether the database has a schema of this name."""
@@ -71,7 +70,8 @@ class SchemaNamespace(OpenedShards):
     def __init__(
         self, url: str, settings: Settings, look: Callable[[str, Sequence[str] | None], float]
     ) -> None:
-        self.wakeup = Wakeup(lambda: self.stores[0].connect(), look)  # noqa: PLW0108  # not yet open
+        first = schema_of(settings.namespace)
+        self.wakeup = Wakeup(lambda: self.stores[0].connect(), first, look)  # noqa: PLW0108  # not yet open
         self.open(url, settings, parse(url).shards)
 
     def _path(self, shard: int) -> str:

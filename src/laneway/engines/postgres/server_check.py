@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import psycopg
 
 from laneway.engines.base import Check
 from laneway.engines.postgres.address import parse
+from laneway.engines.postgres.connecting import connect
 from laneway.engines.postgres.errors import explain
 from laneway.engines.postgres.store import LEAST_SERVER
+
+if TYPE_CHECKING:
+    from laneway.engines.postgres.connecting import ServerConnection
 
 OLD_MINUTES = 5
 """A transaction that is open for so long keeps the server from removing old rows."""
@@ -37,10 +41,13 @@ def check_server(url: str) -> list[Check]:
     address = parse(url)
     try:
         with (
-            psycopg.connect(address.server, autocommit=True, connect_timeout=10) as connection,
-            psycopg.connect(address.server, autocommit=True, connect_timeout=10) as other,
+            connect(address.server, is_pooled=address.is_pooled) as connection,
+            connect(
+                address.listen_server,
+                is_pooled=address.is_pooled if address.listen_server == address.server else None,
+            ) as listener,
         ):
-            checks = _checks(connection, other)
+            checks = _checks(connection, listener)
     except psycopg.Error as error:
         what, _, advice = str(explain(address.name, error)).partition("; ")
         return [Check("server", ok=False, detail=what, advice=advice)]
@@ -50,7 +57,7 @@ def check_server(url: str) -> list[Check]:
     ]
 
 
-def _checks(connection: psycopg.Connection[Any], other: psycopg.Connection[Any]) -> list[Check]:
+def _checks(connection: ServerConnection, listener: ServerConnection) -> list[Check]:
     row = connection.execute(_FACTS).fetchone()
     assert row is not None
     version, encoding, is_standby, may_create, user, standbys, most, used = row
@@ -96,12 +103,7 @@ def _checks(connection: psycopg.Connection[Any], other: psycopg.Connection[Any])
             advice="" if standbys else "set synchronous_standby_names",
             available=bool(standbys),
         ),
-        Check(
-            "notifications",
-            ok=_is_notified(connection, other),
-            detail="LISTEN and NOTIFY between two connections",
-            advice="connect directly: a pooler in transaction mode is not supported",
-        ),
+        _notifications(connection, listener),
     ]
     old = connection.execute(_OLD, (OLD_MINUTES,)).fetchone()
     checks.append(
@@ -128,8 +130,22 @@ def _checks(connection: psycopg.Connection[Any], other: psycopg.Connection[Any])
     return checks
 
 
-def _is_notified(connection: psycopg.Connection[Any], other: psycopg.Connection[Any]) -> bool:
-    """Whether a notification from one connection arrives on the other one."""
-    connection.execute("LISTEN laneway_doctor")
-    other.execute("NOTIFY laneway_doctor")
-    return any(True for _ in connection.notifies(timeout=2, stop_after=1))
+def _notifications(connection: ServerConnection, listener: ServerConnection) -> Check:
+    """Check whether a notification from one connection arrives on the other one."""
+    if listener.is_pooled:
+        return Check(
+            "notifications",
+            ok=True,
+            detail="a pooler hides LISTEN, so idle workers look every 20 to 250 ms",
+            advice="add &listen=HOST:PORT of the server itself to the URL",
+            available=False,
+        )
+    listener.execute("LISTEN laneway_doctor")
+    connection.execute("NOTIFY laneway_doctor")
+    return Check(
+        "notifications",
+        ok=any(True for _ in listener.notifies(timeout=2, stop_after=1)),
+        detail="LISTEN and NOTIFY between two connections"
+        + (", calls through a pooler" if connection.is_pooled else ""),
+        advice="look whether the URL and its option listen= name the same server",
+    )

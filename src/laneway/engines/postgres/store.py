@@ -6,7 +6,9 @@ of them, says whether anybody has written since this process last did.
 
 A commit does not wait for the disk or for replicas: a durable call waits after it, on another
 connection, when the lock is free again. That wait covers all commits before it, because the
-server's log is in order.
+server's log is in order. Behind a pooler a durable commit waits itself, under the lock: two
+transactions may run on different connections, so the second one cannot tell whether the server has
+crashed since the first.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ import psycopg
 from psycopg import sql
 
 from laneway.engines.postgres import statements
+from laneway.engines.postgres.connecting import IDLE_MS, ServerConnection, connect, local_settings
 from laneway.engines.postgres.connection import Connection
 from laneway.engines.postgres.errors import explain, was_applied
-from laneway.engines.postgres.flusher import Flusher
+from laneway.engines.postgres.flusher import Flusher, NotConfirmed
 from laneway.engines.shared import forking
 from laneway.engines.sql.store import Outdated
 from laneway.errors import EngineUnavailable, LanewayError, NoNamespace, SchemaMismatch
@@ -46,9 +49,6 @@ LEAST_SERVER = 140_000
 LOCK_SECONDS = 30
 """How long another process's transaction is waited for."""
 
-IDLE_MS = 1_500
-"""After so long the server ends a transaction whose client has stopped, and frees the lock."""
-
 STUCK_SECONDS = 3
 """
 A process that has waited for the lock for so long ends the holder if the server waits for it: a
@@ -61,6 +61,7 @@ SETTINGS: dict[str, object] = {
     "idle_in_transaction_session_timeout": IDLE_MS,
     "tcp_user_timeout": IDLE_MS,  # the server's side; a client that stops while it is sent much
     "statement_timeout": 2 * LOCK_SECONDS * 1000,
+    "transaction_timeout": 3 * LOCK_SECONDS * 1000,
     # What the administrator may have set for the role.
     "idle_session_timeout": 0,
     "default_transaction_isolation": "read committed",
@@ -123,6 +124,8 @@ class Store:
         numbers = LOCK_CLASS, number - (1 << 32 if number >= 1 << 31 else 0)
         self._lock_text, self._try_text = _LOCK.format(*numbers), _TRY_LOCK.format(*numbers)
         self._end_stuck_text = _END_STUCK.format(LOCK_CLASS, number)
+        self._before: tuple[list[str], list[str]] = [], []
+        """Behind a pooler: the settings of a transaction, and those of a durable one."""
         self._later: dict[int, tuple[int, int]] = {}
         """By thread that syncs later: its first and last commit, or zeros."""
         self._flusher = Flusher(self._connect_flusher, lambda: self.written)
@@ -152,28 +155,29 @@ class Store:
 
     def _connect_flusher(self) -> psycopg.Connection[Any]:
         connection = self.connect()
-        level = "remote_apply" if self._durability == "replicated" else "on"
-        connection.execute(sql.SQL("SET synchronous_commit = {}").format(level))
+        connection.execute(sql.SQL("SET synchronous_commit = {}").format(self._flush_level))
         return connection
 
-    def connect(self) -> psycopg.Connection[Any]:
-        """A new connection to the database, with the settings of transactions."""
-        connection = psycopg.connect(
-            self.address.server,
-            autocommit=True,
-            client_encoding="UTF8",
-            **_defaults(self.address.server),
-        )
+    @property
+    def _flush_level(self) -> str:
+        return {"memory": "off", "replicated": "remote_apply"}.get(self._durability, "on")
+
+    def connect(self, *, listens: bool = False) -> ServerConnection:
+        """
+        A new connection to the database, with the settings of transactions. `listens`: to the
+        server that the URL names for notifications.
+        """
+        address = self.address
         settings = SETTINGS | {"search_path": sql.Identifier(self.schema).as_string()}
-        if connection.info.server_version >= 170_000:
-            settings["transaction_timeout"] = 3 * LOCK_SECONDS * 1000
-        connection.execute(
-            sql.SQL("SELECT ")
-            + sql.SQL(", ").join(
-                sql.SQL("set_config({}, {}, false)").format(name, str(value))
-                for name, value in settings.items()
+        if listens and address.listen_server != address.server:
+            return connect(address.listen_server, settings)
+        connection = connect(address.server, settings, is_pooled=address.is_pooled)
+        if connection.is_pooled:
+            durable = settings | {"synchronous_commit": self._flush_level}
+            self._before = (
+                [local_settings(settings, connection)],
+                [local_settings(durable, connection)],
             )
-        )
         return connection
 
     def _check_server(self, connection: psycopg.Connection[Any]) -> None:
@@ -205,11 +209,12 @@ class Store:
                 " synchronous_standby_names is empty on this server"
             )
 
-    def _check_schema(self, connection: psycopg.Connection[Any], *, create: bool) -> None:
+    def _check_schema(self, connection: ServerConnection, *, create: bool) -> None:
         version = self._layout(connection)
         if version is None and create:
             with connection.transaction():
-                connection.execute(self._lock_text.encode())
+                for statement in (*self._before[1], self._lock_text):
+                    connection.execute(statement.encode())
                 version = self._layout(connection)  # another process may have been faster
                 if version is None:
                     self._create(connection)
@@ -236,7 +241,8 @@ class Store:
         ).fetchone()
         if row is None:
             return None
-        row = connection.execute("SELECT max(version) FROM layout").fetchone()
+        layout = sql.Identifier(self.schema, "layout")
+        row = connection.execute(sql.SQL("SELECT max(version) FROM {}").format(layout)).fetchone()
         return int(row[0]) if row is not None and row[0] is not None else 0
 
     def _has_schema(self, connection: psycopg.Connection[Any]) -> bool:
@@ -290,6 +296,8 @@ class Store:
                 raise
             self._commit(connection, changes_queue=changes_queue)
             commit = self.written
+            if durable and connection.warnings:  # an operator has canceled the wait for the standby
+                raise self.explain(NotConfirmed("; ".join(connection.warnings)), applied=None)
         if durable and syncs:
             self.sync(commit)
 
@@ -299,9 +307,10 @@ class Store:
         began, was_lost = time.monotonic(), False
         while True:
             try:
-                if durable and self._durability != "memory":
+                if durable and self._durability != "memory" and not connection.is_pooled:
                     self._flusher.prepare()
-                connection.begin(_BEGIN, self._lock_text, reads, changes_queue=changes_queue)
+                begin = (_BEGIN, *self._before[durable], self._lock_text)
+                connection.begin(begin, reads, changes_queue=changes_queue)
             except psycopg.Error as error:
                 self._roll_back(connection, error)
                 if isinstance(error, psycopg.errors.LockNotAvailable):
@@ -383,7 +392,7 @@ class Store:
             connection = self._usable()
             self._in_transaction = True
             try:
-                connection.begin_reading(_BEGIN_READING)
+                connection.begin_reading((_BEGIN_READING, *self._before[0]))
                 yield connection
                 connection.end_reading()
             except BaseException as error:
@@ -417,7 +426,7 @@ class Store:
     # Durability
 
     def sync(self, commit: int) -> None:
-        if self._durability == "memory":
+        if self._durability == "memory" or self._before[0]:
             return
         if self._later and (thread := threading.get_ident()) in self._later:
             first, _ = self._later[thread]
@@ -491,19 +500,6 @@ class Store:
         if connection is not None:
             connection.pipeline.forget()
         self._flusher.forget()
-
-
-def _defaults(url: str) -> dict[str, Any]:
-    """What the URL does not say."""
-    given = psycopg.conninfo.conninfo_to_dict(url)
-    defaults = {
-        "connect_timeout": 10,
-        "application_name": "laneway",
-        "tcp_user_timeout": IDLE_MS,
-        "keepalives_idle": 10,
-        "keepalives_interval": 2,
-    }
-    return {name: value for name, value in defaults.items() if name not in given}
 
 
 # Forks: no transaction runs during a fork, and the child does not use the parent's connections.

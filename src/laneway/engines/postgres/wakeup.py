@@ -15,6 +15,9 @@ Why this is correct. A waiter's row is committed before it looks for messages, a
 the rows after its commit. So a message is either seen when the waiter looks, or its publisher sees
 the row. A notification says only that something may have changed, so one too many costs a look. One
 too few costs `LOOK_AGAIN`: a waiter looks at least that often.
+
+A connection through a pooler notifies, and is not notified: its process has no rows, and a waiter
+looks after 20 ms, then after longer and longer pauses, up to 250 ms.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import psycopg
+from psycopg import sql
 
 from laneway.engines.postgres.pipeline import forget
 from laneway.engines.shared import forking
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener
+    from laneway.engines.postgres.connecting import ServerConnection
     from laneway.engines.shared.interrupt import Interrupt
 
 BEAT_SECONDS = 3.0
@@ -49,6 +54,9 @@ BEAT_SECONDS = 3.0
 
 DEAD_SECONDS = 10
 """A row that is older belongs to a process that died or has stopped."""
+
+FIRST_PAUSE, LAST_PAUSE = 0.02, 0.25
+"""How long a waiter that is not notified sleeps before it looks again."""
 
 MOST_BYTES = 7_000
 """Of ids in one notification; the server takes 8,000."""
@@ -64,13 +72,14 @@ log = logging.getLogger("laneway.engine")
 
 class Wakeup:
     """
-    Waits and notifications of one store. `connect` opens a connection to it; `look`: in how many
-    seconds a pool may have something to lease; 0: now.
+    Waits and notifications of one store. `connect` opens a connection to it; `schema`: its own;
+    `look`: in how many seconds a pool may have something to lease; 0: now.
     """
 
     def __init__(
         self,
-        connect: Callable[[], psycopg.Connection[Any]],
+        connect: Callable[[], ServerConnection],
+        schema: str,
         look: Callable[[str, Sequence[str] | None], float],
     ) -> None:
         self.look = look
@@ -79,7 +88,12 @@ class Wakeup:
         self.waiting: list[StoreWorkListener] = []
         self.listeners: list[StoreResultListener] = []
         self.busy: list[StoreArrivalListener] = []
-        self._presence = _Presence(connect, self._receive)
+        self._presence = _Presence(connect, schema, self._receive)
+
+    @property
+    def is_notified(self) -> bool:
+        """Whether other processes can notify this one."""
+        return self._presence.is_notified
 
     # Notifying
 
@@ -224,6 +238,7 @@ class StoreWorkListener:
         self.is_waiting = False
         """Whether it wants to be notified."""
         self._look_at = 0.0
+        self._pause = FIRST_PAUSE
         self._changed = threading.Condition()
         self._is_notified = False
         self._is_woken = False
@@ -234,12 +249,14 @@ class StoreWorkListener:
         deadline = time.monotonic() + timeout
         if not self.is_waiting:
             self._wakeup.enter(self._kind, self.pool)
-            self.is_waiting, self._look_at = True, 0.0
+            self.is_waiting, self._look_at, self._pause = True, 0.0, FIRST_PAUSE
         while True:
             now = time.monotonic()
             if now >= self._look_at:
                 soon = self._wakeup.look(self.pool, self.topics)
-                self._look_at = now + (min(soon, LOOK_AGAIN) if soon > 0 else LOOK_AGAIN)
+                longest = LOOK_AGAIN if self._wakeup.is_notified else self._pause
+                self._look_at = now + (min(soon, longest) if soon > 0 else longest)
+                self._pause = min(2 * self._pause, LAST_PAUSE)
                 if soon <= 0:
                     return True
             with self._changed:
@@ -311,6 +328,21 @@ class _PresentResults(StoreResultListener):
         super().__init__(listeners)
         self._presence: _Presence | None = presence
         presence.enter(RESULTS, "")
+        self._set_pause(FIRST_PAUSE)
+
+    def _set_pause(self, seconds: float) -> None:
+        if self._presence is not None and not self._presence.is_notified:
+            self.look_again = seconds
+
+    def subscribe(self, *ids: str) -> None:
+        self._set_pause(FIRST_PAUSE)
+        super().subscribe(*ids)
+
+    def poll(self, timeout: float) -> list[str] | None:
+        found = super().poll(timeout)
+        if found is None:
+            self._set_pause(min(2 * self.look_again, LAST_PAUSE))
+        return found
 
     def close(self) -> None:
         presence, self._presence = self._presence, None
@@ -326,11 +358,12 @@ class _Presence:
     """
 
     def __init__(
-        self,
-        connect: Callable[[], psycopg.Connection[Any]],
-        receive: Callable[[str], None],
+        self, connect: Callable[[], ServerConnection], schema: str, receive: Callable[[str], None]
     ) -> None:
         self._connect, self._receive = connect, receive
+        self._table = sql.Identifier(schema, "sleeper")
+        self.is_notified = True
+        """False once a connection has gone through a pooler."""
         self.channel = f"laneway_{secrets.token_hex(8)}"
         self._here: Counter[tuple[str, str]] = Counter()
         """How many listeners this process has, by kind and pool."""
@@ -349,8 +382,10 @@ class _Presence:
         with self._lock:
             self._here[kind, pool] += 1
             if self._here[kind, pool] == 1:
-                self._start()
-                self._run(_ENTER, (self.channel, kind, pool))
+                self._usable()
+                if self.is_notified:
+                    self._start()
+                    self._run(_ENTER, (self.channel, kind, pool))
 
     def leave(self, kind: str, pool: str) -> None:
         """It does not wait any more."""
@@ -358,7 +393,8 @@ class _Presence:
             self._here[kind, pool] -= 1
             if not self._here[kind, pool]:
                 del self._here[kind, pool]
-                self._run(_LEAVE, (self.channel, kind, pool))
+                if self.is_notified:
+                    self._run(_LEAVE, (self.channel, kind, pool))
 
     def others(self, pool: str) -> list[tuple[str, str]]:
         """Channel and kind of the listeners of other processes in a pool."""
@@ -382,11 +418,14 @@ class _Presence:
         if connection is None:
             return []
         try:
-            cursor = connection.execute(statement.encode(), values)
+            cursor = connection.execute(self._text(statement), values)
             return cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
             self._lose(error)
             return []
+
+    def _text(self, statement: str) -> sql.Composed:
+        return sql.SQL(statement).format(sleeper=self._table)
 
     def _usable(self) -> psycopg.Connection[Any] | None:
         """The connection, opened if it is time to try."""
@@ -395,9 +434,11 @@ class _Presence:
         if self._connection is None:
             try:
                 connection = self._connect()
-                connection.execute(f"LISTEN {self.channel}".encode())
-                for kind, pool in self._here:
-                    connection.execute(_ENTER.encode(), (self.channel, kind, pool))
+                self.is_notified = not connection.is_pooled
+                if self.is_notified:
+                    connection.execute(f"LISTEN {self.channel}".encode())
+                    for kind, pool in self._here:
+                        connection.execute(self._text(_ENTER), (self.channel, kind, pool))
                 self._connection = connection
             except Exception as error:  # noqa: BLE001  # workers look every second
                 self._lose(error)
@@ -455,7 +496,7 @@ class _Presence:
 
     def _beat(self) -> None:
         # A process that was stopped for long finds its rows removed by another one.
-        for kind, pool in list(self._here):
+        for kind, pool in list(self._here) if self.is_notified else ():
             self._run(_ENTER, (self.channel, kind, pool))
         if self._here:
             self._run(_FORGET, (DEAD_SECONDS,))
@@ -466,7 +507,7 @@ class _Presence:
             if self._is_closed:
                 return
             if self._here:
-                self._run("DELETE FROM sleeper WHERE channel = %s", (self.channel,))
+                self._run("DELETE FROM {sleeper} WHERE channel = %s", (self.channel,))
             self._is_closed = True
             connection, self._connection = self._connection, None
             if connection is not None:
@@ -489,12 +530,12 @@ class _Presence:
             forget(connection)
 
 
-_ENTER = """INSERT INTO sleeper (channel, kind, pool, beat) VALUES (%s, %s, %s, now())
+_ENTER = """INSERT INTO {sleeper} (channel, kind, pool, beat) VALUES (%s, %s, %s, now())
     ON CONFLICT (channel, kind, pool) DO UPDATE SET beat = excluded.beat"""
-_LEAVE = "DELETE FROM sleeper WHERE channel = %s AND kind = %s AND pool = %s"
-_OTHERS = """SELECT channel, kind FROM sleeper WHERE pool = %s AND channel <> %s
+_LEAVE = "DELETE FROM {sleeper} WHERE channel = %s AND kind = %s AND pool = %s"
+_OTHERS = """SELECT channel, kind FROM {sleeper} WHERE pool = %s AND channel <> %s
     AND beat > now() - make_interval(secs => %s)"""
-_FORGET = "DELETE FROM sleeper WHERE beat < now() - make_interval(secs => %s)"
+_FORGET = "DELETE FROM {sleeper} WHERE beat < now() - make_interval(secs => %s)"
 
 
 def _pages(ids: Sequence[str]) -> list[str]:

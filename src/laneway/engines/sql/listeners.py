@@ -114,6 +114,8 @@ class StoreResultListener(_Listener):
         self._listeners = listeners
         self._subscribed: set[str] = set()
         self._notified: deque[str] = deque()
+        self.look_again = LOOK_AGAIN
+        """Seconds without notifications after which the caller reads all."""
         listeners.append(self)
 
     def subscribe(self, *ids: str) -> None:
@@ -129,8 +131,8 @@ class StoreResultListener(_Listener):
         self.wake()
 
     def poll(self, timeout: float) -> list[str] | None:
-        was_woken, has_received = self._wait(min(timeout, LOOK_AGAIN))
-        if not (was_woken or has_received) and timeout >= LOOK_AGAIN:
+        was_woken, has_received = self._wait(min(timeout, self.look_again))
+        if not (was_woken or has_received) and timeout >= self.look_again:
             return None
         notified: list[str] = []
         while was_woken and self._notified:
