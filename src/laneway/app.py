@@ -24,6 +24,7 @@ from laneway.admin.policies import Gates, Policies, TopicGroups
 from laneway.admin.subscriptions import Subscriptions
 from laneway.admin.topic import Topic
 from laneway.admin.topic_waits import IdleWait
+from laneway.admin.values import Values
 from laneway.awaitable import async_variant
 from laneway.cluster import election as elections_
 from laneway.cluster.election import Elections
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from laneway.gateway.extension import Extension
     from laneway.gateway.gateway import Gateway
     from laneway.history.alarms import OnAlarm
+    from laneway.leases import Leases
     from laneway.message import Message, Receipt
     from laneway.policy import OnFull, PolicyOptions
     from laneway.producing.buffer import Buffer
@@ -185,6 +187,7 @@ class Laneway:
         self.endpoints = Endpoints(self.runtime)
         self.outbox = Outbox(self.runtime)
         self.history = Histories(self.runtime)
+        self.values = Values(self.runtime)
         self.control = Control(self.runtime)
 
     # The engine
@@ -319,6 +322,7 @@ class Laneway:
         start: Start = "now",
         where: Where | None = None,
         expires: Duration | None = None,
+        forget_after: Duration | None = None,
         **unknown: Never,
     ) -> None:
         """
@@ -329,14 +333,23 @@ class Laneway:
         and a second one is refused, or takes over when the first one ends. `start`: `"all
         waiting"`: copy what the topic holds, too, up to 100,000 messages. `where`: it gets only
         messages whose headers match all of these, like `{"type": "order.*"}`. `expires`: it gets no
-        more copies after it was not used for so long.
+        more copies after it was not used for so long. `forget_after`: it is removed, with what it
+        holds, when `subscribe` was not called for it for so long; a later call for the same topic
+        with `forget_after` does that.
 
         It is a setting of the topic's policy; a second call changes it. docs/subscriptions.md tells
         more. Raises BadPolicy, UsageError; with `start="all waiting"` also Refused, BacklogFull.
         """
         config.refuse_unknown("subscribe", unknown, config.options_of(Laneway.subscribe))
         admin_subscriptions.subscribe(
-            self.runtime, pattern, name, kind=kind, start=start, where=where, expires=expires
+            self.runtime,
+            pattern,
+            name,
+            kind=kind,
+            start=start,
+            where=where,
+            expires=expires,
+            forget_after=forget_after,
         )
 
     # Publishing
@@ -439,17 +452,21 @@ class Laneway:
         topics: Sequence[str] | None = None,
         priority: int | None = None,
         max_priority: int | None = None,
+        only: Sequence[str] | None = None,
+        lease: Duration | None = None,
     ) -> list[Delivery]:
         """
         Lease up to `n` messages in fair order; wait at most `wait` for the first one. Each has to
         be settled.
 
-        `topics`: only these, strictly in this order. `priority`, `max_priority`: only messages of
-        at least, and at most, this priority; with `wait` it looks for them twice a second. Raises
-        UsageError, EngineUnavailable; Refused for a subscription that there is not.
+        `topics`: only these, strictly in this order. `only`: only these topics and patterns, in
+        fair order. `priority`, `max_priority`: only messages of at least, and at most, this
+        priority. With `wait` it looks for priorities and patterns twice a second. `lease`: the
+        lease ends after so long, at least 1 s, if the policy's `lease` is longer. Raises
+        UsageError, EngineUnavailable; Refused for a subscription that does not exist.
         """
         priorities = delivery.priorities(priority, max_priority)
-        wanted = delivery.Wanted.checked(n, wait, pool, topics, priorities)
+        wanted = delivery.Wanted.checked(n, wait, pool, topics, priorities, only, lease)
         return delivery.lease(self.runtime, wanted)
 
     async def alease(
@@ -461,13 +478,15 @@ class Laneway:
         topics: Sequence[str] | None = None,
         priority: int | None = None,
         max_priority: int | None = None,
+        only: Sequence[str] | None = None,
+        lease: Duration | None = None,
     ) -> list[Delivery]:
         """
         As `lease`, awaited. Messages that arrive after the caller was cancelled are released at
         once.
         """
         priorities = delivery.priorities(priority, max_priority)
-        wanted = delivery.Wanted.checked(n, wait, pool, topics, priorities)
+        wanted = delivery.Wanted.checked(n, wait, pool, topics, priorities, only, lease)
         return await delivery.alease(self.runtime, wanted)
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
@@ -476,6 +495,47 @@ class Laneway:
         messages are finished nevertheless.
         """
         delivery.ack_many(self.engine, deliveries)
+
+    def extend_many(self, deliveries: Iterable[Delivery], by: Duration) -> list[Delivery]:
+        """
+        Extend many leases to at least `by` from now, in one transaction. Returns the deliveries
+        whose leases had ended. Raises BadMessage, UsageError, EngineUnavailable.
+        """
+        return delivery.extend_many(self.engine, deliveries, by)
+
+    def release_many(self, deliveries: Iterable[Delivery], *, begun: bool = True) -> None:
+        """
+        Return many messages at once without counting an attempt, in one transaction; see
+        `Delivery.release`. Those whose leases had ended have returned already.
+        """
+        delivery.release_many(self.engine, deliveries, begun=begun)
+
+    def leases(
+        self,
+        limit: int,
+        *,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        only: Sequence[str] | None = None,
+        lease: Duration | None = None,
+    ) -> Leases:
+        """
+        Lease messages by hand, at most `limit` at a time, which a thread renews until they are
+        settled: a consumer of your own.
+
+            with app.leases(10, only=["push.*"], lease="9s") as leases:
+                for delivery in leases.take(wait=30):
+                    ...
+                    delivery.ack()
+
+        `take` waits for room, too: each settled message makes some. If the process dies, its
+        messages are delivered again after `lease`. Other arguments and errors: as in `lease`.
+        """
+        # Workers and producers do not need it.
+        from laneway.leases import leases_of  # noqa: PLC0415
+
+        wanted = delivery.Wanted.checked(1, 0.0, pool, topics, None, only, lease)
+        return leases_of(self.runtime, limit, wanted)
 
     # Topics
 
@@ -974,6 +1034,8 @@ class Laneway:
     atopic_group = async_variant(topic_group)
     asubscribe = async_variant(subscribe)
     aack_many = async_variant(ack_many)
+    aextend_many = async_variant(extend_many)
+    arelease_many = async_variant(release_many)
     atopics = async_variant(topics)
     aexplain = async_variant(explain)
     aexplain_topic = async_variant(explain_topic)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway import subscriptions, units
 from laneway.errors import UsageError
-from laneway.policy import check_topic, is_pattern, is_unicode
+from laneway.policy import check_pattern, check_topic, is_pattern, is_unicode
 from laneway.subscriptions import SEPARATOR
 
 if TYPE_CHECKING:
@@ -100,6 +100,19 @@ def topics(call: str, value: object) -> list[str] | None:
         except ValueError as error:
             raise UsageError(f"{call}: {error}") from error
     return found
+
+
+def patterns(call: str, option: str, value: object) -> list[str] | None:
+    """Check a list of at least one topic or pattern. None means all topics."""
+    if value is None:
+        return None
+    found = texts(call, option, value)
+    if not found:
+        raise UsageError(f"{call}: expected {option} to name at least one topic or pattern")
+    try:
+        return [check_pattern(name) for name in found]
+    except ValueError as error:
+        raise UsageError(f"{call}: {error}") from error
 
 
 def pool(call: str, value: object) -> str:

@@ -16,20 +16,21 @@ from laneway.awaitable import async_variant
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.errors import BadMessage, LeaseLost, Refused, UsageError
 from laneway.message import Message, Settlement
+from laneway.policy import is_pattern
 from laneway.subscriptions import is_copy, split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Executor
 
     from laneway.engines.base import FullEngine, Queue
-    from laneway.message import Draft, Lease, Overload
+    from laneway.message import Batch, Draft, Lease, Overload, SettlementAnswer
     from laneway.runtime.runtime import Runtime
     from laneway.units import Duration
 
 
-PRIORITY_LOOK_SECONDS = 0.5
-"""How soon a lease that waits for messages of a priority looks for them again."""
+LOOK_SECONDS = 0.5
+"""How soon a lease that waits for messages of a priority or pattern looks for them again."""
 
 
 class Delivery:
@@ -41,11 +42,22 @@ class Delivery:
     method raises LeaseLost if that has happened; nothing is changed then.
     """
 
-    __slots__ = ("_ahead_us", "_engine", "_message", "lease", "threads")
+    __slots__ = ("_ahead_us", "_engine", "_message", "_on_end", "lease", "threads")
 
-    def __init__(self, engine: Queue, lease: Lease, threads: Executor, ahead_us: int) -> None:
-        """`ahead_us`: the store's clock minus this process's monotonic clock, in microseconds."""
+    def __init__(
+        self,
+        engine: Queue,
+        lease: Lease,
+        threads: Executor,
+        ahead_us: int,
+        on_end: Callable[[Delivery], object] | None = None,
+    ) -> None:
+        """
+        `ahead_us`: the store's clock minus this process's monotonic clock, in microseconds.
+        `on_end`: called when the lease was settled here, or was found to have ended.
+        """
         self._engine = engine
+        self._on_end = on_end
         self._message: Message | None = None
         self._ahead_us = ahead_us
         self.lease = lease
@@ -79,6 +91,11 @@ class Delivery:
     def attempt(self) -> int:
         """1 for the first attempt; only failures of the message itself count."""
         return self.lease.attempt
+
+    @property
+    def deliveries(self) -> int:
+        """How often the message was delivered, this time included."""
+        return self.lease.deliveries
 
     @property
     def fence(self) -> int:
@@ -163,10 +180,19 @@ class Delivery:
     def extend(self, by: Duration) -> None:
         """Extend the lease to at least `by` from now."""
         by_us, lease = _microseconds("extend", by), self.lease
-        now_us = self._now_us()
         if not self._engine.extend([(lease.handle, lease.fence)], by_us)[0]:
+            self.ended()
             raise lease_lost(lease, "lost")
-        lease.deadline_us = max(lease.deadline_us, now_us + by_us)
+        self.extended(by_us)
+
+    def extended(self, by_us: int) -> None:
+        """Note that the lease was just extended."""
+        self.lease.deadline_us = max(self.lease.deadline_us, self._now_us() + by_us)
+
+    def ended(self) -> None:
+        """Tell the owner of the leases that this one has ended."""
+        if self._on_end is not None:
+            self._on_end(self)
 
     aack = async_variant(ack)
     aretry = async_variant(retry)
@@ -178,6 +204,7 @@ class Delivery:
         answer = self._engine.settle(
             [codec.checked(settlement)], publish={0: publish} if publish else None
         )[0]
+        self.ended()
         if answer in ("lost", "gone"):
             raise lease_lost(self.lease, answer)
         if settlement.action == "retry" and answer == "released":
@@ -196,7 +223,8 @@ class Delivery:
 class Wanted(msgspec.Struct, frozen=True):
     """
     The checked arguments of a lease call. `count`: most messages; `wait`: seconds; `topics`: only
-    these, strictly in this order, None: all of the pool; `priorities`: the least and the largest.
+    these, strictly in this order, None: all of the pool; `priorities`: the least and the largest;
+    `only`: patterns, only their topics in fair order; `lease_us`: the longest lease.
     """
 
     count: int
@@ -204,6 +232,15 @@ class Wanted(msgspec.Struct, frozen=True):
     pool: str
     topics: Sequence[str] | None
     priorities: tuple[int, int] | None = None
+    only: Sequence[str] | None = None
+    lease_us: int | None = None
+
+    @property
+    def names(self) -> Sequence[str] | None:
+        """The only topics that it may take from; None: not a list of names."""
+        if self.only is not None and not any(map(is_pattern, self.only)):
+            return self.only
+        return self.topics
 
     @classmethod
     def checked(
@@ -213,17 +250,27 @@ class Wanted(msgspec.Struct, frozen=True):
         pool: str,
         topics: Sequence[str] | None,
         priorities: tuple[int, int] | None = None,
+        only: Sequence[str] | None = None,
+        lease: Duration | None = None,
     ) -> Wanted:
         """Check the arguments. Raises UsageError."""
         arguments.whole("lease", "n", count)
         arguments.pool("lease", pool)
         topics = arguments.topics("lease", topics)
+        only = arguments.patterns("lease", "only", only)
+        if topics is not None and only is not None:
+            raise UsageError("lease: expected topics (strictly in their order) or only, got both")
+        lease_us = None
+        if lease is not None:
+            lease_us = round(arguments.seconds("lease", "lease", lease, least=1) * units.SECOND)
         return cls(
             count,
             arguments.seconds("lease", "wait", wait),
             pool,
             topics,
             priorities,
+            only,
+            lease_us,
         )
 
 
@@ -248,32 +295,44 @@ def lease(runtime: Runtime, wanted: Wanted, interrupt: Interrupt | None = None) 
     """
     deadline = time.monotonic() + wanted.wait
     interrupt = interrupt if interrupt is not None else Interrupt()
-    engine, pool, topics = runtime.engine, wanted.pool, wanted.topics
+    engine, pool, topics = runtime.engine, wanted.pool, wanted.names
     while not interrupt.is_set:
-        batch = engine.lease(
-            wanted.count,
-            pool=pool,
-            topics=topics,
-            record_start=True,
-            priorities=wanted.priorities,
-            holder=f"application {process_name()} (app.lease)",
-        )
-        if not batch.leases and batch.goes_on:
-            continue  # not all lanes were looked at
-        if not batch.leases:
-            check_subscriptions(engine, topics)
+        batch = lease_batch(engine, wanted, wanted.count, "app.lease")
         left = deadline - time.monotonic()
         if batch.leases or left <= 0:
             ahead_us = batch.now_us - time.monotonic_ns() // 1_000
             return [Delivery(engine, each, runtime.threads, ahead_us) for each in batch.leases]
         if batch.next_wake_us is not None:
             left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
-        if wanted.priorities is not None:
+        if wanted.priorities is not None or (wanted.only is not None and topics is None):
             # The store wakes a waiting caller for any message, which this one may not take.
-            _sleep(min(max(left, 0.0), PRIORITY_LOOK_SECONDS), interrupt)
+            _sleep(min(max(left, 0.0), LOOK_SECONDS), interrupt)
             continue
         engine.wait(left, pool=pool, topics=topics, interrupt=interrupt)
     return []
+
+
+def lease_batch(engine: FullEngine, wanted: Wanted, count: int, call: str) -> Batch:
+    """
+    Lease up to `count` messages, without waiting. `call`: for people who ask who holds them. Raises
+    as `lease`.
+    """
+    while True:
+        batch = engine.lease(
+            count,
+            pool=wanted.pool,
+            topics=wanted.topics,
+            record_start=True,
+            only=wanted.only,
+            max_lease_us=wanted.lease_us,
+            priorities=wanted.priorities,
+            holder=f"application {process_name()} ({call})",
+        )
+        if batch.leases or not batch.goes_on:  # else not all lanes were looked at
+            break
+    if not batch.leases:
+        check_subscriptions(engine, wanted.names)
+    return batch
 
 
 def process_name() -> str:
@@ -334,33 +393,79 @@ def ack_many(engine: Queue, deliveries: Iterable[Delivery]) -> None:
     Ack many messages in one transaction. Raises LeaseLost if some leases had ended; the other
     messages are finished nevertheless.
     """
-    leases = [delivery.lease for delivery in _deliveries(deliveries)]
-    answers = engine.settle([Settlement(each.handle, each.fence) for each in leases])
+    checked = _deliveries("ack_many", deliveries)
+    answers = _settle_many(
+        engine, checked, [Settlement(each.lease.handle, each.fence) for each in checked]
+    )
     lost = [
-        (each, answer)
-        for each, answer in zip(leases, answers, strict=True)
+        (each.lease, answer)
+        for each, answer in zip(checked, answers, strict=True)
         if answer in ("lost", "gone")
     ]
     if lost:
         error = lease_lost(*lost[0])
         if len(lost) > 1:
             error.add_note(
-                f"{len(lost)} of {len(leases)} leases were lost:"
+                f"{len(lost)} of {len(checked)} leases were lost:"
                 f" {', '.join(each.id for each, _ in lost)}"
             )
         raise error
 
 
-def _deliveries(given: Iterable[Delivery]) -> list[Delivery]:
+def release_many(engine: Queue, deliveries: Iterable[Delivery], *, begun: bool = True) -> None:
+    """
+    Return many messages in one transaction, as `Delivery.release`. Those whose leases had ended
+    have returned already.
+    """
+    checked = _deliveries("release_many", deliveries)
+    _settle_many(
+        engine,
+        checked,
+        [Settlement(each.lease.handle, each.fence, "release", begun=begun) for each in checked],
+    )
+
+
+def extend_many(engine: Queue, deliveries: Iterable[Delivery], by: Duration) -> list[Delivery]:
+    """
+    Extend many leases in one transaction, as `Delivery.extend`. Returns the deliveries whose leases
+    had ended.
+    """
+    checked, by_us = _deliveries("extend_many", deliveries), _microseconds("extend_many", by)
+    if not checked:
+        return []
+    extended = engine.extend([(each.lease.handle, each.fence) for each in checked], by_us)
+    lost = []
+    for delivery, is_extended in zip(checked, extended, strict=True):
+        if is_extended:
+            delivery.extended(by_us)
+        else:
+            delivery.ended()
+            lost.append(delivery)
+    return lost
+
+
+def _settle_many(
+    engine: Queue, deliveries: Sequence[Delivery], settlements: Sequence[Settlement]
+) -> list[SettlementAnswer]:
+    if not settlements:
+        return []
+    answers = engine.settle(settlements)
+    for delivery in deliveries:
+        delivery.ended()
+    return answers
+
+
+def _deliveries(call: str, given: Iterable[Delivery]) -> list[Delivery]:
     try:
         deliveries = list(given)
     except TypeError:
+        single = call.removesuffix("_many")
         raise UsageError(
-            f"ack_many: expected deliveries, got {given!r:.200}; a single one has `ack`"
+            f"{call}: expected deliveries, got {given!r:.200}; a single one has `{single}`"
         ) from None
     for delivery in deliveries:
         if not isinstance(delivery, Delivery):
-            raise UsageError(f"ack_many: expected deliveries, got {delivery!r:.200}")
+            raise UsageError(f"{call}: expected deliveries, got {delivery!r:.200}")
     return deliveries
 
 

@@ -257,7 +257,8 @@ class ProgressReport(msgspec.Struct, gc=False):
     Progress of a message, to be stored under its id for `ttl_us` microseconds.
 
     With `handle` and `fence` it is stored only if that lease has not ended. Without them (from
-    outside the handler) it is always stored.
+    outside the handler) it is always stored. With `before` it is stored only if what is stored now
+    is that (compare and swap); None: nothing is stored.
     """
 
     id: str
@@ -266,6 +267,7 @@ class ProgressReport(msgspec.Struct, gc=False):
     ttl_us: int
     handle: int = 0
     fence: int = 0
+    before: bytes | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class StoredResult(msgspec.Struct, gc=False):

@@ -49,6 +49,9 @@ Where = dict[str, "str | list[str]"]
 LEAST_EXPIRES = 60.0
 """Seconds. Engines know the time of the last delivery within ten."""
 
+LEAST_FORGET_AFTER = 1.0
+"""Seconds until a subscription may be forgotten that nobody has declared again."""
+
 MAX_POOL = 100
 """Characters of a pool's name."""
 
@@ -217,11 +220,24 @@ def _is_unicode(text: str) -> bool:
 
 
 def _expires(value: Any) -> float:
+    return _span("expires", value, LEAST_EXPIRES)
+
+
+def _forget_after(value: Any) -> float:
+    return _span("forget_after", value, LEAST_FORGET_AFTER)
+
+
+def _span(setting: str, value: Any, least: float) -> float:
     seconds = units.seconds(value)
-    if not LEAST_EXPIRES <= seconds <= units.MAX_SECONDS:
-        raise BadPolicy(f"expected expires to be at least {LEAST_EXPIRES:g} s, got {value!r:.80}")
+    if not least <= seconds <= units.MAX_SECONDS:
+        raise BadPolicy(f"expected {setting} to be at least {least:g} s, got {value!r:.80}")
     return seconds
 
 
-SETTINGS: dict[str, Callable[[Any], Any]] = {"kind": _kind, "where": _where, "expires": _expires}
+SETTINGS: dict[str, Callable[[Any], Any]] = {
+    "kind": _kind,
+    "where": _where,
+    "expires": _expires,
+    "forget_after": _forget_after,
+}
 """Every setting of a subscription: the function that checks its value."""

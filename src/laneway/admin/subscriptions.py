@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from typing import TYPE_CHECKING, Any, get_args
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from laneway import subscriptions, units
+from laneway.admin import forgetting
 from laneway.awaitable import async_variant
 from laneway.cluster.consumer import Consumer
 from laneway.codec import MAX_ID_CHARACTERS
@@ -73,9 +75,14 @@ class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
     dead: int
 
 
-def settings_of(kind: Kind, where: Where | None, expires: Duration | None) -> dict[str, Any]:
+def settings_of(
+    kind: Kind,
+    where: Where | None,
+    expires: Duration | None,
+    forget_after: Duration | None = None,
+) -> dict[str, Any]:
     """The policy field's value; what is not set is left out."""
-    settings = {"kind": kind, "where": where, "expires": expires}
+    settings = {"kind": kind, "where": where, "expires": expires, "forget_after": forget_after}
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -88,12 +95,23 @@ def subscribe(
     start: Start,
     where: Where | None,
     expires: Duration | None,
+    forget_after: Duration | None,
 ) -> None:
     """Declare a subscription; see `Laneway.subscribe`."""
-    settings = settings_of(kind, where, expires)
+    settings = settings_of(kind, where, expires, forget_after)
     copies_waiting = check_start(pattern, name, start)
-    engine = runtime.engine if copies_waiting or runtime.holder.is_open else None
+    opens = copies_waiting or forget_after is not None or runtime.holder.is_open
+    engine = runtime.engine if opens else None
     changed = changes(engine, pattern, name, settings)
+    if forget_after is not None:
+        forgetting.renew(runtime, pattern, name, forget_after)
+        layers = _layers(runtime.engine, pattern)
+        for unused in forgetting.unused(runtime, pattern, layers):
+            with contextlib.suppress(Refused):  # another process forgets it, too
+                remove(runtime.engine, pattern, unused)
+        field = subscriptions.field_of(name)
+        if layers.get("code", {}).get(field) == dict(changed)[pattern][field]:
+            return  # it was renewed
 
     def declare() -> None:
         for each, fields in changed:

@@ -89,6 +89,7 @@ class Topic(Noun):
         start: Start = "now",
         where: Where | None = None,
         expires: Duration | None = None,
+        forget_after: Duration | None = None,
         **unknown: Never,
     ) -> Topic:
         """
@@ -97,7 +98,14 @@ class Topic(Noun):
         """
         config.refuse_unknown("subscribe", unknown, config.options_of(Topic.subscribe))
         admin_subscriptions.subscribe(
-            self._runtime, self.name, name, kind=kind, start=start, where=where, expires=expires
+            self._runtime,
+            self.name,
+            name,
+            kind=kind,
+            start=start,
+            where=where,
+            expires=expires,
+            forget_after=forget_after,
         )
         return Topic(self._runtime, topic_of(self.name, name))
 

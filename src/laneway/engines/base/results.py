@@ -32,8 +32,11 @@ class Results(Protocol):
     ) -> list[bool]:
         """
         Store the progress of messages under their ids; the last report replaces earlier ones.
+        Values of the application (`laneway.admin.values`) are stored in the same way, under ids
+        that no message has.
 
-        Returns for each: False if its lease has ended; nothing was stored then.
+        Returns for each: False if its lease has ended, or what is stored is not `before`; nothing
+        was stored then.
         """
 
     def results(

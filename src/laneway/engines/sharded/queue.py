@@ -596,8 +596,10 @@ class ShardedQueue(ABC):
         for shard, positions in positions_by_shard.items():
             stored = self._results_on(shard, [ids[n][0] for n in positions])
             for position, result in zip(positions, stored, strict=True):
-                results[position].outcome = result.outcome or results[position].outcome
-                results[position].progress = result.progress or results[position].progress
+                if result.outcome is not None:
+                    results[position].outcome = result.outcome
+                if result.progress is not None:
+                    results[position].progress = result.progress
         return results
 
     def delete_result(self, message_id: str, topic: str | None = None) -> None:

@@ -435,7 +435,9 @@ class SqlQueue(Waits):
     def report_progress(
         self, reports: Sequence[ProgressReport], *, now_us: int | None = None
     ) -> list[bool]:
-        with self.transaction(now_us, durable=False) as tx:
+        # A later report replaces that of a handler; what is stored from outside is a value.
+        durable = any(not report.fence for report in reports)
+        with self.transaction(now_us, durable=durable) as tx:
             return results.report_progress(tx, reports)
 
     def results(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from laneway import headers as control
 from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.engines.shared.naming import parse_generated_id
@@ -43,16 +45,22 @@ def read(tx: Transaction, ids: Sequence[str]) -> list[StoredResult]:
 def report_progress(tx: Transaction, reports: Sequence[ProgressReport]) -> list[bool]:
     """
     Store progress reports; answers which were stored. One that names a lease is stored only while
-    that lease is held.
+    that lease is held, one with `before` only if that is stored.
     """
     held = leases.by_fence(tx, (report.fence for report in reports))
+    swapped = [report.id for report in reports if report.before is not UNSET]
+    found = read(tx, swapped) if swapped else []
+    stored = dict(zip(swapped, (each.progress for each in found), strict=True))
     answers: list[bool] = []
     for report in reports:
-        is_held = not report.fence or leases.is_held(held.get(report.fence), report.handle)
-        if is_held:
+        may_store = not report.fence or leases.is_held(held.get(report.fence), report.handle)
+        if report.before is not UNSET:
+            may_store = may_store and stored[report.id] == report.before
+        if may_store:
             tx.kept.put((report.id, PROGRESS), tx.now + report.ttl_us, report.body)
             tx.changed_ids.append(report.id)
-        answers.append(is_held)
+            stored[report.id] = report.body
+        answers.append(may_store)
     return answers
 
 

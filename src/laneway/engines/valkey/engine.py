@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+from msgspec import UNSET
 
 from laneway import subscriptions
 from laneway.engines.base import HOUSEKEEPING_LIMIT, MAX_PASSED_OVER, Capabilities
@@ -645,12 +646,20 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 milliseconds(report.ttl_us),
                 self._numbers.number(report.handle),
                 self._numbers.number_on(shard, report.fence),
+                0 if report.before is UNSET else 1 if report.before is None else 2,
             )
             for report in reports
         ]
         bodies = [report.body for report in reports]
+        swapped = [report.before for report in reports if isinstance(report.before, bytes)]
         answer = self._space.run(
-            "report_progress", shard, now_us, record_formats.pack(rows), *bodies, repeatable=True
+            "report_progress",
+            shard,
+            now_us,
+            record_formats.pack(rows),
+            *bodies,
+            *swapped,
+            repeatable=all(report.before is UNSET for report in reports),
         )
         return [each == 1 for each in answer]
 

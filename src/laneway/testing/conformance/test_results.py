@@ -103,6 +103,26 @@ def test_progress_needs_the_lease(driver: EngineDriver) -> None:
     assert kept(driver, receipt.id).progress == b"after"
 
 
+def test_progress_in_place_of_other(driver: EngineDriver) -> None:
+    """With `before` it is stored only if that is stored, which a report before it may have done."""
+
+    def report(body: bytes, before: bytes | None) -> ProgressReport:
+        return ProgressReport("x", "a", body, HOUR, before=before)
+
+    reports = [
+        report(b"1", b"0"),
+        report(b"1", None),
+        report(b"2", None),
+        report(b"", b"1"),
+        report(b"3", b""),
+    ]
+    answers = driver.engine.report_progress(reports, now_us=driver.now)
+    assert answers == [False, True, False, True, True]
+    assert kept(driver, "x").progress == b"3"
+    assert driver.engine.report_progress([report(b"", b"3")], now_us=driver.now) == [True]
+    assert kept(driver, "x").progress == b""
+
+
 @pytest.mark.parametrize("on_expiry", ["drop", "dead"])
 def test_outcomes_of_other_ends(driver: EngineDriver, on_expiry: str) -> None:
     """Expiry, purge and death are stored as outcomes of messages whose results are kept."""

@@ -1,0 +1,165 @@
+"""
+`app.values`: small values by name, each with a time to live.
+
+A value is stored like the progress of a message, under an id that no message has: the stores need
+nothing else for them, and who waits for one is notified in the same way.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from laneway import arguments, units
+from laneway.awaitable import async_variant
+from laneway.errors import UsageError
+from laneway.message import ProgressReport
+from laneway.policy import CONTROL
+from laneway.runtime.noun import Noun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from laneway.message import StoredResult
+    from laneway.units import Duration
+
+MARK = "\x1f"
+"""The beginning of the ids of values; an id of a message has no control characters."""
+
+MAX_NAME = 255
+"""Most characters of a name."""
+
+MIN_TTL = 0.001
+"""Seconds of the shortest life of a value."""
+
+MAX_BYTES = 16 * 1024 * 1024
+"""Most bytes of a value."""
+
+
+class Values(Noun):
+    """
+    Small values by name, such as results, counters and marks of presence: `app.values`.
+
+    A value is bytes; text is stored as UTF-8. Each expires `ttl` after it was last written. They
+    are as durable as messages, and every process of the namespace sees the same.
+    """
+
+    def get(self, name: str) -> bytes | None:
+        """Return a value, or None if there is none, or it has expired."""
+        return self.get_many([name])[0]
+
+    def get_many(self, names: Iterable[str]) -> list[bytes | None]:
+        """Return many values in the order of their names; None: as in `get`."""
+        checked = [_checked("get", name) for name in arguments.texts("get", "names", names)]
+        if not checked:
+            return []
+        results = self._runtime.engine.results([(MARK + name, name) for name in checked])
+        return [result.progress for result in results]
+
+    def put(self, name: str, value: bytes | str, *, ttl: Duration) -> None:
+        """Store a value, whatever was stored before. Raises UsageError, EngineUnavailable."""
+        self._report(_report("put", name, value, ttl))
+
+    def swap(
+        self, name: str, before: bytes | str | None, value: bytes | str, *, ttl: Duration
+    ) -> bool:
+        """
+        Store a value if the stored one is `before` (None: there is none). Returns whether it was.
+
+        Raises UsageError, and EngineUnavailable, whose `applied` is None if the value may have been
+        stored.
+        """
+        report = _report("swap", name, value, ttl)
+        report.before = None if before is None else _bytes("swap", before)
+        return self._report(report)
+
+    def add(self, name: str, amount: int = 1, *, ttl: Duration) -> int:
+        """
+        Add a whole number to a counter, which begins at 0. Returns the sum.
+
+        Each call of many processes counts once. `get` returns the sum as decimal digits. Raises
+        UsageError, also if the value is no whole number; EngineUnavailable.
+        """
+        amount = arguments.whole("add", "amount", amount, least=-(1 << 62), most=1 << 62)
+        while True:
+            before = self.get(name)
+            try:
+                total = int(before or 0) + amount
+            except ValueError as error:
+                raise UsageError(
+                    f"add: {name!r:.80} is not a counter, its value is {before!r:.80}"
+                ) from error
+            if self.swap(name, before, str(total), ttl=ttl):
+                return total
+
+    def delete(self, name: str) -> None:
+        """Delete a value, if there is one."""
+        self._runtime.engine.delete_result(MARK + _checked("delete", name), name)
+
+    def wait_for(
+        self, name: str, *, unlike: bytes | None = None, timeout: Duration | None = None
+    ) -> bytes | None:
+        """
+        Wait until a value is stored that is not `unlike`, at most `timeout`; None: for any length
+        of time. Returns the value, or None after the timeout. Raises UsageError, EngineUnavailable.
+        """
+        seconds = arguments.seconds_or_none("wait_for", "timeout", timeout)
+        value: bytes | None = None
+        changed = threading.Condition()
+
+        def note(result: StoredResult) -> None:
+            nonlocal value
+            with changed:
+                value = result.progress
+                changed.notify_all()
+
+        def is_over() -> bool:
+            return value is not None and value != unlike
+
+        watched = MARK + _checked("wait_for", name)
+        waiter = self._runtime.result_waiter
+        waiter.watch(watched, name, note)
+        try:
+            with changed:
+                return value if changed.wait_for(is_over, seconds) else None
+        finally:
+            waiter.unwatch(watched, note)
+
+    def _report(self, report: ProgressReport) -> bool:
+        return self._runtime.engine.report_progress([report])[0]
+
+    aget = async_variant(get)
+    aget_many = async_variant(get_many)
+    aput = async_variant(put)
+    aswap = async_variant(swap)
+    aadd = async_variant(add)
+    adelete = async_variant(delete)
+    await_for = async_variant(wait_for)
+
+
+def _report(call: str, name: str, value: bytes | str, ttl: Duration) -> ProgressReport:
+    seconds = arguments.seconds(call, "ttl", ttl, least=MIN_TTL)
+    ttl_us = round(min(seconds, units.MAX_SECONDS) * units.SECOND)
+    return ProgressReport(MARK + _checked(call, name), name, _bytes(call, value), ttl_us)
+
+
+def _checked(call: str, name: str) -> str:
+    """Check a name. Raises UsageError."""
+    arguments.name(call, "the name", name)
+    if len(name) > MAX_NAME or CONTROL.search(name):
+        raise UsageError(
+            f"{call}: expected a name of at most {MAX_NAME} characters without control characters,"
+            f" got {name!r:.80}"
+        )
+    return name
+
+
+def _bytes(call: str, value: bytes | str) -> bytes:
+    """Encode a value. Raises UsageError."""
+    encoded = value.encode() if isinstance(value, str) else value
+    if not isinstance(encoded, bytes) or len(encoded) > MAX_BYTES:
+        raise UsageError(
+            f"{call}: expected a value of bytes or text, at most {MAX_BYTES:,} bytes, got"
+            f" {value!r:.80}"
+        )
+    return encoded

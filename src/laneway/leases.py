@@ -1,0 +1,277 @@
+"""`Leases`: messages that a program leases by hand, and that are renewed until it settles them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from laneway import arguments, units
+from laneway.delivery import Delivery, Wanted, extend_many, lease_batch, release_many
+from laneway.engines.shared.waiting_listener import WaitingListener
+from laneway.errors import EngineUnavailable
+from laneway.message import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.engines.base import WorkListener
+    from laneway.runtime.runtime import Runtime
+    from laneway.units import Duration
+
+log = logging.getLogger("laneway.leases")
+
+RENEWALS = 3
+"""How often a lease is renewed in its length, so that two renewals may fail."""
+
+AWAY_SECONDS = 0.5
+"""Seconds between attempts to renew while the store is unavailable."""
+
+SEARCH_SECONDS = 0.25
+"""How soon to look again while the store has messages of other topics than the wanted ones."""
+
+
+class Leases:
+    """
+    At most `limit` leases of this process, renewed by a thread until they are settled.
+
+    `take` returns messages; settle them with their own methods, or with `ack_many` and
+    `release_many`, from any thread. `close` releases those that were not settled. `take` and
+    `close` belong to one thread; any thread may call the other methods.
+    """
+
+    def __init__(self, runtime: Runtime, wanted: Wanted) -> None:
+        """`wanted`: its `count` is the limit."""
+        self._runtime = runtime
+        self._engine = runtime.engine
+        self._wanted = wanted
+        self._limit = wanted.count
+        self._held: dict[int, Delivery] = {}
+        self._changed = threading.Condition()
+        self._is_woken = self._is_closed = self._is_listening = False
+        self._listener: WorkListener | None = None
+        self._search_at = 0.0
+        """When to look again for wanted messages between others (monotonic seconds)."""
+        self._look_at = 0.0
+        """When to ask the store again without a notification (monotonic seconds)."""
+        self._lease_us = wanted.lease_us or units.MAX_SECONDS * units.SECOND
+        """The length of the shortest lease so far, and of a renewal."""
+        self._renewed_us = self._lease_us
+        """What `_lease_us` was when the current pause of the renewal began."""
+        self._renewal: threading.Thread | None = None
+
+    @property
+    def limit(self) -> int:
+        """How many leases it holds at most. A new limit applies from the next `take` on."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        with self._changed:
+            self._limit = arguments.whole("leases", "limit", limit)
+            self._changed.notify_all()
+
+    @property
+    def room(self) -> int:
+        """How many more messages it may lease now."""
+        return self._limit - len(self._held)
+
+    def __len__(self) -> int:
+        """How many leases it holds."""
+        return len(self._held)
+
+    def take(self, n: int | None = None, *, wait: Duration = 0.0) -> list[Delivery]:
+        """
+        Lease up to `n` messages (default: all that there is room for). Waits at most `wait` for
+        room, which each settled message makes, and for the first message.
+
+        Returns an empty list after `wait`, and after `wake`. Raises EngineUnavailable, UsageError;
+        Refused for a subscription that does not exist.
+        """
+        most = None if n is None else arguments.whole("take", "n", n)
+        deadline = time.monotonic() + arguments.seconds("take", "wait", wait)
+        taken: list[Delivery] = []
+        try:
+            while not taken and not self._take_wake():
+                room = self.room if most is None else min(most, self.room)
+                if room <= 0:
+                    self._stop_listening()
+                elif found := self._lease(room):
+                    taken = found
+                    break
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                taken = self._wait(left, room)
+        finally:
+            taken += self._stop_listening()
+        return taken
+
+    def wake(self) -> None:
+        """Make the current or next `take` return what it has at once."""
+        with self._changed:
+            self._is_woken = True
+            listener = self._listener
+            self._changed.notify_all()
+        if listener is not None:
+            listener.wake()
+
+    def close(self) -> None:
+        """Release what was not settled, and stop renewing."""
+        with self._changed:
+            self._is_closed = self._is_woken = True
+            self._changed.notify_all()
+        if self._listener is not None:
+            self._stop_listening()
+            self._listener.close()
+            self._listener = None
+        held = list(self._held.values())
+        with contextlib.suppress(EngineUnavailable):  # they run out
+            release_many(self._engine, held, begun=False)
+        if self._renewal is not None:
+            self._renewal.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Taking
+
+    def _take_wake(self) -> bool:
+        with self._changed:
+            woken, self._is_woken = self._is_woken, self._is_closed
+        return woken
+
+    def _lease(self, room: int) -> list[Delivery]:
+        if time.monotonic() < self._search_at:
+            return []
+        batch = lease_batch(self._engine, self._wanted, room, "app.leases")
+        if not batch.leases:
+            self._note_nothing(batch)
+        return self._hold(batch)
+
+    def _note_nothing(self, batch: Batch) -> None:
+        """Decide how long to wait at most until the store is asked again."""
+        self._look_at = time.monotonic() + units.MAX_SECONDS
+        if batch.next_wake_us is not None:
+            seconds = (batch.next_wake_us - batch.now_us) / units.SECOND
+            self._look_at = time.monotonic() + max(0.0, seconds)
+        if batch.passed_over:
+            # The store would notify this process at once of the others' messages.
+            self._search_at = self._look_at = time.monotonic() + SEARCH_SECONDS
+            if self._listener is not None and self._is_listening:
+                self._listener.pass_on()
+
+    def _hold(self, batch: Batch) -> list[Delivery]:
+        ahead_us = batch.now_us - time.monotonic_ns() // 1_000
+        deliveries = [
+            Delivery(self._engine, lease, self._runtime.threads, ahead_us, self._drop)
+            for lease in batch.leases
+        ]
+        if not deliveries:
+            return []
+        shortest = min(delivery.lease.deadline_us for delivery in deliveries) - batch.now_us
+        with self._changed:
+            self._held.update((delivery.fence, delivery) for delivery in deliveries)
+            if 0 < shortest < self._lease_us:
+                self._lease_us = shortest
+                self._changed.notify_all()
+            if self._renewal is None:
+                self._renewal = threading.Thread(
+                    target=self._renew, name="laneway-leases", daemon=True
+                )
+                self._renewal.start()
+        return deliveries
+
+    def _drop(self, delivery: Delivery) -> None:
+        with self._changed:
+            if self._held.pop(delivery.fence, None) is not None:
+                self._changed.notify_all()
+
+    def _wait(self, seconds: float, room: int) -> list[Delivery]:
+        """Wait for room or a message. Returns what the store leased to this process meanwhile."""
+        now = time.monotonic()
+        if room <= 0:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_woken or self.room > 0, seconds)
+            return []
+        if now < self._search_at:
+            with self._changed:
+                left = min(seconds, self._search_at - now)
+                self._changed.wait_for(lambda: self._is_woken, left)
+            return []
+        listener = self._open_listener()
+        startable = room if self._wanted.topics is None and self._wanted.only is None else 0
+        self._is_listening = True
+        found = listener.poll(max(0.0, min(seconds, self._look_at - now)), startable)
+        return self._hold(found) if isinstance(found, Batch) else []
+
+    def _open_listener(self) -> WorkListener:
+        listener = self._listener
+        if listener is None:
+            create = getattr(self._engine, "work_listener", None)
+            pool, names = self._wanted.pool, self._wanted.names
+            if create is None:  # an engine of somebody else
+                listener = WaitingListener(self._engine, pool, names)
+            else:
+                listener = create(pool, names, max_lease_us=self._wanted.lease_us)
+            with self._changed:
+                self._listener = listener
+                if self._is_woken:
+                    listener.wake()
+        return listener
+
+    def _stop_listening(self) -> list[Delivery]:
+        if not self._is_listening or self._listener is None:
+            return []
+        self._is_listening = False
+        found: Batch | bool = False
+        with contextlib.suppress(EngineUnavailable):
+            found = self._listener.pause()
+        return self._hold(found) if isinstance(found, Batch) else []
+
+    # Renewing
+
+    def _renew(self) -> None:
+        """Extend all leases until they are closed. Runs in a thread of its own."""
+        pause: float | None = None
+        while True:
+            with self._changed:
+                self._renewed_us = self._lease_us
+                seconds = pause or self._lease_us / units.SECOND / RENEWALS
+                self._changed.wait_for(self._is_renewal_due, seconds)
+                if self._is_closed:
+                    return
+                held = list(self._held.values())
+            pause = self._extend(held)
+
+    def _is_renewal_due(self) -> bool:
+        """Whether not to wait longer: it is closed, or a shorter lease came."""
+        return self._is_closed or self._lease_us < self._renewed_us
+
+    def _extend(self, held: Sequence[Delivery]) -> float | None:
+        """Extend these leases. Returns how soon to try again if that was not possible."""
+        try:
+            lost = extend_many(self._engine, held, self._lease_us / units.SECOND)
+        except EngineUnavailable as error:
+            log.warning("%d leases cannot be renewed, retrying: %s", len(held), error)
+            return AWAY_SECONDS
+        if lost:
+            log.warning(
+                "%d leases were lost; their messages are delivered again: %s",
+                len(lost),
+                ", ".join(delivery.id for delivery in lost[:10]),
+            )
+        return None
+
+
+def leases_of(runtime: Runtime, limit: int, wanted: Wanted) -> Leases:
+    """Check the limit; see `Laneway.leases`. Raises UsageError."""
+    limit = arguments.whole("leases", "limit", limit)
+    return Leases(runtime, msgspec.structs.replace(wanted, count=limit))
