@@ -1,0 +1,123 @@
+"""RQ's workers, which hold the lease of a job while it runs."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import rq
+from rq.utils import import_queue_class
+from rq.worker import BaseWorker
+
+from laneway.contrib.rq.queue import CHANNEL, Queue, leases
+from laneway.errors import LeaseLost
+
+if TYPE_CHECKING:
+    from rq.job import Job
+
+    from laneway.delivery import Delivery
+
+log = logging.getLogger("laneway.contrib.rq")
+
+
+class LeasingWorker(BaseWorker):
+    """
+    A worker that takes jobs from Laneway. It extends the lease of a job with each of RQ's
+    heartbeats, and acks the message when RQ has recorded how the job ended.
+    """
+
+    queue_class: type[rq.Queue] = Queue
+
+    def __init__(self, queues: Any, *args: Any, **options: Any) -> None:
+        given = options.get("queue_class") or type(self).queue_class
+        kind = import_queue_class(given) if isinstance(given, str) else given
+        options["queue_class"] = Queue if kind is rq.Queue else kind
+        if not issubclass(options["queue_class"], Queue):
+            log.warning("worker: %s is no queue class of Laneway; its jobs are plain RQ's", kind)
+        self._leases: list[Delivery] = []
+        listed = queues if isinstance(queues, (list, tuple)) else [queues]
+        super().__init__([_leased(each) for each in listed], *args, **options)
+
+    def subscribe(self) -> None:
+        """Subscribe to RQ's commands, and to the notifications of pushed ids."""
+        super().subscribe()  # type: ignore[no-untyped-call]
+        assert self.pubsub is not None
+        self.pubsub.subscribe(**{CHANNEL: self._notified})
+
+    def _notified(self, message: dict[str, Any]) -> None:
+        name = message["data"].decode()
+        for each in self.queues:
+            if each.name == name and isinstance(each, Queue):
+                each.publish_once()
+
+    def dequeue_job_and_maintain_ttl(self, *args: Any, **options: Any) -> Any:
+        """Dequeue a job, and keep its lease."""
+        token = leases.set(self._leases)
+        try:
+            return super().dequeue_job_and_maintain_ttl(*args, **options)
+        finally:
+            leases.reset(token)
+
+    def execute_job(self, job: Job, queue: rq.Queue) -> Any:
+        """Run a job under its lease."""
+        self._extend(job)
+        answer = super().execute_job(job, queue)
+        self._settle()
+        if isinstance(queue, Queue):
+            queue.publish_pushed()  # what RQ has enqueued again
+        return answer
+
+    def maintain_heartbeats(self, job: Job, *args: Any) -> None:
+        """Send RQ's heartbeats, and extend the lease."""
+        super().maintain_heartbeats(job, *args)
+        self._extend(job)
+
+    def _extend(self, job: Job) -> None:
+        for each in self._leases:
+            try:
+                each.extend(self.get_heartbeat_ttl(job))
+            except LeaseLost:
+                log.warning("job %s: its lease was lost while it ran; it may run twice", job.id)
+                self._leases.remove(each)
+
+    def _settle(self) -> None:
+        while self._leases:
+            try:
+                self._leases.pop().ack()
+            except LeaseLost as error:
+                log.warning("job: %s", error)
+
+
+def _leased(queue: Any) -> Any:
+    """A queue of RQ as one of Laneway."""
+    if type(queue) is not rq.Queue:
+        return queue
+    return Queue(
+        queue.name,
+        queue.connection,
+        queue._default_timeout,  # noqa: SLF001
+        queue.is_async,
+        queue.job_class,
+        queue.serializer,
+        queue.death_penalty_class,
+    )
+
+
+class Worker(LeasingWorker, rq.Worker):
+    """RQ's worker: a child process for each job."""
+
+
+class SimpleWorker(LeasingWorker, rq.SimpleWorker):
+    """RQ's worker that runs jobs in its own process."""
+
+
+class RoundRobinWorker(LeasingWorker, rq.worker.RoundRobinWorker):
+    """RQ's worker that takes from its queues in turn."""
+
+
+class RandomWorker(LeasingWorker, rq.worker.RandomWorker):
+    """RQ's worker that takes from its queues in random order."""
+
+
+class SpawnWorker(LeasingWorker, rq.SpawnWorker):
+    """RQ's worker that starts a new interpreter for each job."""
