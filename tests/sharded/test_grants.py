@@ -9,7 +9,7 @@ import pytest
 
 from laneway.engines.sharded.grants import AT_ONCE, EVERY, Answer, Grant, Grants, Usage, slots
 from laneway.policy import Gate
-from tests.sharded.simulated import Shards
+from tests.sharded.simulated import STEP_US, Shards
 
 SECONDS = 60
 ALWAYS = -1
@@ -54,7 +54,7 @@ def test_slots_go_round(concurrency: int, handler: tuple[float, float], shards: 
     lanes = one_lane_each(shards)
     simulated = Shards(Gate(concurrency=concurrency), lanes, random.Random(concurrency))
     seconds = SECONDS if handler != LONG else SECONDS * max(1, shards // concurrency // 4)
-    simulated.run(seconds, handler)
+    simulated.run(seconds, handler, step_us=STEP_US * (4 if handler == LONG else 1))
     assert simulated.most_leased <= concurrency
     counts = [simulated.got[lane] for each in lanes for lane in each]
     assert min(counts) >= 0.8 * sum(counts) / len(counts)
