@@ -44,7 +44,7 @@ HISTORIES = os.environ.get("LANEWAY_HISTORIES")
 SEED = int(os.environ.get("LANEWAY_SEED") or random.SystemRandom().randrange(1 << 32))
 SHRINK = "LANEWAY_SHRINK" in os.environ
 FEW = 3
-MORE = {"sqlite memory": 15, "valkey": 15, "sqlite file": 6}
+MORE = {"sqlite memory": 10, "valkey": 10}
 """Histories in every run of the tests; the other engines differ from these only in connections."""
 STEPS = 50
 
