@@ -14,12 +14,14 @@ pytest.importorskip("django")
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "tests.contrib.django_shop"
+WARNINGS = ("-W", "error", "-W", "ignore:Binding:DeprecationWarning")  # as in pyproject.toml
+CASES = [f"{PROJECT}.{path.stem}" for path in Path(__file__).parent.glob("django_shop/cases*.py")]
 
 
 def test_the_project(tmp_path: Path) -> None:
     """Settings, tasks, transactions and workers; see django_shop/cases.py."""
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "django", "test", "--noinput", PROJECT + ".cases"],
+        [sys.executable, *WARNINGS, "-m", "django", "test", "--noinput", *CASES],
         cwd=ROOT,
         env={
             **os.environ,

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("django")
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "django.md").read_text()
-FILES = dict(re.findall(r"```py\n# (\S+)\n(.*?)```", PAGE, re.DOTALL))
+FILES = re.findall(r"```py\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [
     command
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
@@ -36,6 +36,16 @@ import time
 from shop.models import Order
 while not Order.objects.get().is_confirmed:
     time.sleep(0.05)
+from shop.reports import report, request_report
+asked = request_report("acme")
+while True:
+    try:
+        if (found := report.get_result(asked)).is_finished:
+            break
+    except Exception as error:
+        assert type(error).__name__ == "TaskResultDoesNotExist", error
+    time.sleep(0.05)
+print("reported:", found.return_value)
 """
 
 
@@ -70,7 +80,7 @@ def test_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             continue
         output = run(tmp_path, *words_of(command))
         if "startapp" in command:
-            for name, text in FILES.items():
+            for name, text in FILES:
                 path = tmp_path / name
                 path.write_text(path.read_text() + text if name in KEPT else text)
         if command.endswith(" test"):
@@ -85,7 +95,8 @@ def test_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for line in process.stderr:
                 if "is ready" in json.loads(line)["event"]:
                     break
-            run(tmp_path, sys.executable, "manage.py", "shell", "-c", UNTIL_CONFIRMED)
+            output = run(tmp_path, sys.executable, "manage.py", "shell", "-c", UNTIL_CONFIRMED)
+            assert "reported: 1" in output
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=60)

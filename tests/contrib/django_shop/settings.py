@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from django import VERSION
+
 FOLDER = Path(os.environ.get("SHOP_FOLDER", "/nowhere"))  # of the test
 
 SECRET_KEY = "for tests"
@@ -13,6 +15,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 ROOT_URLCONF = "tests.contrib.django_shop.urls"
 STATIC_URL = "static/"
 INSTALLED_APPS = [
+    *(["django_tasks"] if VERSION < (6, 0) else []),
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -55,4 +58,15 @@ LANEWAY = {
     "URL": os.environ.get("SHOP_QUEUE", "sqlite://"),
     "OUTBOX": "default",
     "POLICIES": {"mail.*": {"rate": "1000/s"}},
+}
+TASKS = {
+    "default": {
+        "BACKEND": "laneway.contrib.django.backend.LanewayBackend",
+        "QUEUES": [],
+        "OPTIONS": {"RESULT_TTL": "1h"},
+    },
+    "outbox": {
+        "BACKEND": "laneway.contrib.django.backend.LanewayBackend",
+        "OPTIONS": {"OUTBOX": True},
+    },
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from asgiref.sync import SyncToAsync
 from django.conf import settings
@@ -15,27 +15,15 @@ from django.db import close_old_connections, reset_queries, transaction
 from laneway import Laneway, LanewayError, Task
 from laneway.contrib.django import options
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
     from typing import Protocol
 
     from laneway import Job
     from laneway.tasks.decorator import TaskKeywords
-
-    class DjangoTaskDecorator(Protocol):
-        """The result of `app.task(…)`."""
-
-        @overload
-        def __call__(
-            self, function: Callable[P, Coroutine[Any, Any, R]], /
-        ) -> DjangoTask[P, R]: ...
-
-        @overload
-        def __call__(self, function: Callable[P, R], /) -> DjangoTask[P, R]: ...
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class DjangoTask(Task[P, R]):
@@ -68,6 +56,38 @@ class DjangoTask(Task[P, R]):
             refresh_connections()
 
 
+if TYPE_CHECKING:
+
+    class AsyncDjangoTask(DjangoTask[P, R]):
+        """A task of a coroutine function: a direct call returns a coroutine."""
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:  # type: ignore[override]
+            """Call the function."""
+            ...
+
+    class DjangoTaskDecorator(Protocol):
+        """The result of `app.task(…)`."""
+
+        @overload
+        def __call__(
+            self, function: Callable[P, Coroutine[Any, Any, R]], /
+        ) -> AsyncDjangoTask[P, R]: ...
+
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> DjangoTask[P, R]: ...
+
+    class BoundDjangoTaskDecorator(Protocol):
+        """As `DjangoTaskDecorator` with `bind=True`."""
+
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+        ) -> AsyncDjangoTask[P, R]: ...
+
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> DjangoTask[P, R]: ...
+
+
 class DjangoLaneway(Laneway):
     """The application of a Django project, as the setting `LANEWAY` describes it."""
 
@@ -78,7 +98,7 @@ class DjangoLaneway(Laneway):
         self.around_handling(_with_connections)
 
     @overload  # type: ignore[override]
-    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> DjangoTask[P, R]: ...
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncDjangoTask[P, R]: ...
 
     @overload
     def task(self, function: Callable[P, R], /) -> DjangoTask[P, R]: ...
@@ -86,7 +106,7 @@ class DjangoLaneway(Laneway):
     @overload
     def task(
         self, function: None = None, /, *, bind: Literal[True], **options: Unpack[TaskKeywords]
-    ) -> Any: ...
+    ) -> BoundDjangoTaskDecorator: ...
 
     @overload
     def task(

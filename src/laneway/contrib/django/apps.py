@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.core.checks import register
-from django.utils.module_loading import autodiscover_modules
+from django.utils.module_loading import autodiscover_modules, import_string
 
 from laneway.contrib.django import checks, options
 
@@ -25,3 +26,6 @@ class LanewayConfig(AppConfig):
         register(checks.check_setting, "laneway")
         if not checks.check_setting():
             autodiscover_modules(*options.modules())
+            for each in getattr(settings, "TASKS", {}).values():
+                if str(each.get("BACKEND")).startswith("laneway."):
+                    import_string(each["BACKEND"])  # a worker has its handlers
