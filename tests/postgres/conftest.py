@@ -15,6 +15,7 @@ from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.message import Draft, Settlement
 from laneway.testing.postgres_server import PostgresServer
+from tests.postgres.standby import NAME, Standby
 
 if TYPE_CHECKING:
     from laneway.engines.postgres.store import Store
@@ -28,6 +29,17 @@ def server() -> Iterator[PostgresServer]:
     """
     with PostgresServer(fsync="off") as server:
         yield server
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[PostgresServer, Standby]]:
+    """A primary and its synchronous standby."""
+    with (
+        PostgresServer(fsync="off", synchronous_standby_names=NAME) as primary,
+        Standby(primary) as standby,
+    ):
+        standby.wait_until_it_follows()
+        yield primary, standby
 
 
 @pytest.fixture

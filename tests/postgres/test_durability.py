@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -20,55 +18,10 @@ from laneway.message import Settlement
 from laneway.testing.postgres_server import PostgresServer
 from laneway.testing.servers import until
 from tests.postgres.conftest import drain, some, store_of
-from tests.postgres.standby import NAME, Standby
+from tests.postgres.standby import Standby
+from tests.postgres.traffic import BATCH, Publisher
 
 Opened = Callable[..., FullEngine]
-BATCH = 20
-
-
-class Publisher(threading.Thread):
-    """
-    Publishes until it is stopped, and publishes again with the same ids where it has no answer.
-    """
-
-    def __init__(self, engine: FullEngine, name: str) -> None:
-        super().__init__(daemon=True)
-        self.engine, self.letter = engine, name
-        self.accepted: set[str] = set()
-        self.last_failure = "nothing failed"
-        self._ends = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        n = 0
-        while not self._ends.is_set():
-            drafts = some(BATCH, start=n)
-            for draft in drafts:
-                draft.id = f"{self.letter}{draft.id}"
-            try:
-                receipts = self.engine.put(drafts)
-            except EngineUnavailable as error:
-                self.last_failure = str(error)
-                time.sleep(0.01)  # as callers back off; the server is away
-                continue
-            assert {receipt.outcome for receipt in receipts} <= {"accepted", "duplicate"}
-            self.accepted |= {receipt.id for receipt in receipts}
-            n += BATCH
-
-    def end(self) -> set[str]:
-        self._ends.set()
-        self.join(60)
-        assert not self.is_alive()
-        return self.accepted
-
-    def wait_for(self, more: int) -> None:
-        """Until so many more are accepted."""
-        wanted = len(self.accepted) + more
-        try:
-            until(lambda: len(self.accepted) >= wanted, f"{more} more accepted messages", 100)
-        except TimeoutError as error:
-            error.add_note(f"publishing goes on: {self.is_alive()}; {self.last_failure}")
-            raise
 
 
 def _kill_the_server(server: PostgresServer) -> None:
@@ -129,17 +82,6 @@ def test_a_commit_before_a_crash_is_not_confirmed_after_it(
         store.sync(commit)
     assert caught.value.applied is None
     assert drain(engine) == ["m0", "m1"]
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[PostgresServer, Standby]]:
-    """A primary and its synchronous standby."""
-    with (
-        PostgresServer(fsync="off", synchronous_standby_names=NAME) as primary,
-        Standby(primary) as standby,
-    ):
-        standby.wait_until_it_follows()
-        yield primary, standby
 
 
 def test_a_standby_that_takes_over_has_everything(

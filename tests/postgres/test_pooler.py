@@ -20,8 +20,9 @@ from tests.postgres import pgbouncer
 from tests.postgres.conftest import drain, some, store_of
 from tests.postgres.pgbouncer import Pgbouncer
 from tests.postgres.standby import NAME, Standby
-from tests.postgres.test_durability import BATCH, Publisher, _kill_a_backend, _kill_the_server
+from tests.postgres.test_durability import _kill_a_backend, _kill_the_server
 from tests.postgres.test_wakeup import Waiter, sleepers
+from tests.postgres.traffic import BATCH, Publisher
 
 Opened = Callable[..., FullEngine]
 

@@ -7,23 +7,52 @@ settings hold for one transaction, statements have no names, and no notification
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
+from laneway.engines.postgres.pipeline import ANSWER_SECONDS, NoAnswer
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from psycopg.abc import RV, PQGen
 
 IDLE_MS = 1_500
 """After so long the server ends a transaction whose client has stopped, and frees the lock."""
 
 
 class ServerConnection(psycopg.Connection[Any]):
-    """A connection to the server, or to a pooler."""
+    """
+    A connection to the server, or to a pooler. Its statements raise NoAnswer if the server does not
+    answer in time.
+    """
 
     is_pooled = False
     """Whether it is one to a pooler in transaction mode."""
+    answer_seconds = ANSWER_SECONDS
+
+    def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
+        return super().wait(_bounded(gen, self.answer_seconds), *args, **options)
+
+
+def _bounded(gen: PQGen[RV], seconds: float) -> PQGen[RV]:
+    """Psycopg resumes this several times a second with 0 while nothing comes."""
+    deadline = time.monotonic() + seconds
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() > deadline:
+                raise NoAnswer(f"no answer for {seconds:g} s")
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        result: RV = end.value
+        return result
+    finally:
+        gen.close()
 
 
 def connect(

@@ -215,7 +215,7 @@ class Pipeline:
             while (unsent := server.flush()) or server.is_busy():
                 poll.register(file, select.POLLIN | (select.POLLOUT if unsent else 0))
                 if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
-                    raise NoAnswer(f"no answer for {ANSWER_SECONDS:.0f} s")
+                    raise NoAnswer(f"no answer for {ANSWER_SECONDS:g} s")
                 server.consume_input()
         result = server.get_result()
         if result is None and server.status == pq.ConnStatus.BAD:

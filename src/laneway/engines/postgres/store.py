@@ -30,6 +30,7 @@ from laneway.engines.postgres.connecting import IDLE_MS, ServerConnection, conne
 from laneway.engines.postgres.connection import Connection
 from laneway.engines.postgres.errors import explain, was_applied
 from laneway.engines.postgres.flusher import Flusher, NotConfirmed
+from laneway.engines.postgres.pipeline import NoAnswer
 from laneway.engines.shared import forking
 from laneway.engines.sql.store import Outdated
 from laneway.errors import EngineUnavailable, LanewayError, NoNamespace, SchemaMismatch
@@ -93,6 +94,38 @@ LOCK_CLASS = 0x4C_41_4E_45
 """The first half of the numbers of advisory locks, "LANE"."""
 
 
+class _Lock:
+    """
+    The lock of a store's threads. A server that is away costs each attempt to connect the whole
+    time limit, so calls that have waited during one that failed do not try, too.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0
+        self.waited_since = 0.0
+        """When the thread that has the lock came to take it."""
+
+    def acquire(self, *, blocking: bool = True, timeout: float = -1) -> bool:
+        came_at = time.monotonic()
+        if not self._lock.acquire(blocking=blocking, timeout=timeout):
+            return False
+        if not self._depth:
+            self.waited_since = came_at
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 class Store:
     """An open schema and its transactions. In a forked child process it is closed."""
 
@@ -109,7 +142,7 @@ class Store:
         self.address, self._place = address, place
         self.schema = schema = place.path
         self.name = f"{address.name} schema {schema}"
-        self.lock = threading.RLock()
+        self.lock = _Lock()
         self.commits = 0
         self.written = 0
         self.waited = 0.0
@@ -130,6 +163,8 @@ class Store:
         """By thread that syncs later: its first and last commit, or zeros."""
         self._flusher = Flusher(self._connect_flusher, lambda: self.written)
         self._connection: Connection | None = None
+        self._failed_at, self._failure = 0.0, ""
+        """The last attempt to connect that failed: when it began, and its error."""
         self._version = 0
         """That of the last connection's `version`."""
         with self.lock:
@@ -361,7 +396,8 @@ class Store:
     def _roll_back(self, connection: Connection, error: BaseException) -> None:
         self._in_transaction = False
         connection.turn = -1
-        if isinstance(error, Exception) and connection.pipeline.is_open:
+        is_answered = isinstance(error, Exception) and not isinstance(error, NoAnswer)
+        if is_answered and connection.pipeline.is_open:
             with contextlib.suppress(psycopg.Error):
                 connection.roll_back()
                 return
@@ -380,7 +416,14 @@ class Store:
         if connection is not None and connection.pipeline.is_alive():
             return connection
         self._drop()
-        return self._open()
+        if self._failed_at > self.lock.waited_since:
+            raise EngineUnavailable(self._failure)
+        began = time.monotonic()
+        try:
+            return self._open()
+        except EngineUnavailable as error:
+            self._failed_at, self._failure = began, str(error)
+            raise
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -494,7 +537,7 @@ class Store:
 
     def forget(self) -> None:
         """In a forked child: the connections are the parent's."""
-        self.lock = threading.RLock()
+        self.lock = _Lock()
         self._is_closed = True
         connection, self._connection = self._connection, None
         if connection is not None:

@@ -58,6 +58,9 @@ DEAD_SECONDS = 10
 FIRST_PAUSE, LAST_PAUSE = 0.02, 0.25
 """How long a waiter that is not notified sleeps before it looks again."""
 
+ANSWER_SECONDS = 5.0
+"""How long a publisher waits for the server to take a notification."""
+
 MOST_BYTES = 7_000
 """Of ids in one notification; the server takes 8,000."""
 
@@ -434,6 +437,7 @@ class _Presence:
         if self._connection is None:
             try:
                 connection = self._connect()
+                connection.answer_seconds = ANSWER_SECONDS
                 self.is_notified = not connection.is_pooled
                 if self.is_notified:
                     connection.execute(f"LISTEN {self.channel}".encode())

@@ -16,7 +16,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
-    from threading import RLock
 
     from laneway.message import Draft
 
@@ -143,13 +142,16 @@ class Store(Protocol):
     """An open store. It is used by one thread at a time, which holds its `lock`."""
 
     name: str
-    lock: RLock
     commits: int
     """How many transactions have changed what a `LaneCache` has rows of."""
     written: int
     """The number of the last commit, see `sync`."""
     waited: float
     """Seconds for which transactions waited for those of other processes."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """The lock; a thread may take it several times."""
 
     def reading(self) -> AbstractContextManager[Connection]:
         """One consistent read transaction, without the write lock."""
