@@ -32,6 +32,7 @@ class Network:
         """Of each connection: set while requests, and while answers, are forwarded."""
         self._is_up = threading.Event()
         self._is_up.set()
+        self._holds_back = False
 
     def cut(self, *, requests: bool = True) -> None:
         """Forward nothing more. `requests`: False: the server still gets the requests."""
@@ -40,12 +41,18 @@ class Network:
             for gate in gates if requests else gates[1:]:
                 gate.clear()
 
+    def cut_inside_an_answer(self) -> None:
+        """Forward no last byte of an answer, so that the client waits for the rest."""
+        self._holds_back = True
+        self.cut(requests=False)
+
     def restore(self, *, loses: bool = False) -> None:
         """Forward again. `loses`: only new connections; the present ones are forgotten."""
         if not loses:
             for gate in [gate for gates in self._gates for gate in gates]:
                 gate.set()
         self._gates.clear()
+        self._holds_back = False
         self._is_up.set()
 
     def _accept(self) -> None:
@@ -67,7 +74,19 @@ class Network:
                     continue
                 for gate, way in zip(gates, ways, strict=True):
                     gate.set()
-                    threading.Thread(target=_forward, args=(gate, *way), daemon=True).start()
+                    threading.Thread(target=self._forward, args=(gate, *way), daemon=True).start()
+
+    def _forward(self, gate: threading.Event, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(WINDOW):
+                if self._holds_back:
+                    target.sendall(data[:-1])
+                    data = data[-1:]
+                gate.wait()
+                target.sendall(data)
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Network:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -84,13 +103,3 @@ class Network:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
-
-
-def _forward(gate: threading.Event, source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(WINDOW):
-            gate.wait()
-            target.sendall(data)
-    for each in (source, target):
-        with contextlib.suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)

@@ -12,6 +12,7 @@ import pytest
 
 from laneway.engines.base import FullEngine
 from laneway.engines.postgres import flusher, pipeline, store, wakeup
+from laneway.engines.postgres.connecting import NoAnswer
 from laneway.engines.postgres.connection import Connection
 from laneway.errors import EngineUnavailable
 from laneway.testing.postgres_server import PostgresServer
@@ -94,7 +95,7 @@ def _count_waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The waits for an answer that were given up."""
     waits: list[str] = []
 
-    class Counted(pipeline.NoAnswer):
+    class Counted(NoAnswer):
         def __init__(self, text: str) -> None:
             super().__init__(text)
             waits.append(text)
@@ -133,6 +134,22 @@ def test_an_answer_that_does_not_come_is_waited_for_once(
     network.restore(loses=loses)
     far.put(some(2, start=2))
     assert sorted(drain(near)) == ["m0", "m1", "m2", "m3"]
+
+
+def test_a_process_runs_on_while_a_part_of_an_answer_is_missing(
+    opened: Opened, network: Network
+) -> None:
+    """The connection that waits for the disk gives up, as without any answer."""
+    store = store_of(opened(network.url))
+    commit = 0
+    flushes = flusher.Flusher(store._connect_flusher, lambda: commit)
+    flushes.prepare()
+    commit = 1
+    network.cut_inside_an_answer()
+    with pytest.raises(flusher.NotConfirmed, match=r"within 0\.5 s"):
+        flushes.flush(1, 1)  # the network runs in this process, too
+    network.restore()
+    flushes.close()
 
 
 def _restart(server: PostgresServer, network: Network, traffic: Traffic) -> None:

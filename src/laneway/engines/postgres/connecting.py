@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from laneway.engines.postgres.pipeline import ANSWER_SECONDS, NoAnswer
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,6 +20,14 @@ if TYPE_CHECKING:
 
 IDLE_MS = 1_500
 """After so long the server ends a transaction whose client has stopped, and frees the lock."""
+
+
+ANSWER_SECONDS = 60.0
+"""A server that does not answer for so long is given up: longer than any lock is waited for."""
+
+
+class NoAnswer(psycopg.OperationalError):
+    """The server has not answered in time."""
 
 
 class ServerConnection(psycopg.Connection[Any]):

@@ -138,16 +138,23 @@ class Flusher:
 
 
 def _result(server: pq.abc.PGconn, deadline: float) -> pq.abc.PGresult | None:
-    """The result of a query that was sent. None: it has not come in time."""
+    """
+    The result of a query that was sent. None: it has not come in time. Raises OperationalError if
+    the connection is lost.
+
+    `get_result` must find all that it needs: while it waits, no other thread of the process runs.
+    """
     poll = select.poll()
     poll.register(server.socket, select.POLLIN)
-    while server.is_busy():
-        if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
-            return None
-        server.consume_input()
-    result = server.get_result()
-    if result is None:
-        raise psycopg.OperationalError(server.get_error_message().strip())
-    while server.get_result() is not None:
-        pass
-    return result
+    last: pq.abc.PGresult | None = None
+    while True:
+        while server.is_busy():
+            if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
+                return None
+            server.consume_input()
+        result = server.get_result()
+        if result is None:
+            if last is None:
+                raise psycopg.OperationalError(server.get_error_message().strip())
+            return last
+        last = result

@@ -30,19 +30,14 @@ from psycopg import pq
 from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 
+from laneway.engines.postgres.connecting import ANSWER_SECONDS, NoAnswer
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from laneway.engines.postgres.connecting import ServerConnection
 
-ANSWER_SECONDS = 60.0
-"""A server that does not answer for so long is given up: longer than any lock is waited for."""
-
 _OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
-
-
-class NoAnswer(psycopg.OperationalError):
-    """The server has not answered in time."""
 
 
 class Prepared:

@@ -26,11 +26,16 @@ import psycopg
 from psycopg import sql
 
 from laneway.engines.postgres import statements
-from laneway.engines.postgres.connecting import IDLE_MS, ServerConnection, connect, local_settings
+from laneway.engines.postgres.connecting import (
+    IDLE_MS,
+    NoAnswer,
+    ServerConnection,
+    connect,
+    local_settings,
+)
 from laneway.engines.postgres.connection import Connection
 from laneway.engines.postgres.errors import explain, was_applied
 from laneway.engines.postgres.flusher import Flusher, NotConfirmed
-from laneway.engines.postgres.pipeline import NoAnswer
 from laneway.engines.shared import forking
 from laneway.engines.sql.store import Outdated
 from laneway.errors import EngineUnavailable, LanewayError, NoNamespace, SchemaMismatch
