@@ -16,7 +16,7 @@ from laneway import Laneway, config
 ARGUMENTS = frozenset({"url", *config.options_of(Laneway.__init__)})
 """Keys that are arguments of `Laneway`, in small letters."""
 
-OWN = frozenset({"OUTBOX", "POLICIES", "MODULES", "DASHBOARD"})
+OWN = frozenset({"OUTBOX", "POLICIES", "MODULES"})
 """Keys that this package reads."""
 
 KEYS = OWN | {name.upper() for name in ARGUMENTS}
