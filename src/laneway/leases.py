@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Self
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from laneway import arguments, units
-from laneway.delivery import Delivery, Wanted, extend_many, lease_batch, release_many
+from laneway.delivery import Delivery, Wanted, lease_batch, release_many
 from laneway.engines.shared.waiting_listener import WaitingListener
 from laneway.errors import EngineUnavailable
 from laneway.message import Batch
@@ -40,19 +41,22 @@ class Leases:
     At most `limit` leases of this process, renewed by a thread until they are settled.
 
     `take` returns messages; settle them with their own methods, or with `ack_many` and
-    `release_many`, from any thread. `close` releases those that were not settled. `take` and
-    `close` belong to one thread; any thread may call the other methods.
+    `release_many`, from any thread. `close` releases those that were not settled. One thread calls
+    `take`, and `close` after that; any thread may call the other methods.
     """
 
     def __init__(self, runtime: Runtime, wanted: Wanted) -> None:
         """`wanted`: its `count` is the limit."""
         self._runtime = runtime
         self._engine = runtime.engine
-        self._wanted = wanted
+        self._wanted = self._next_wanted = wanted
         self._limit = wanted.count
+        self._process = os.getpid()
         self._held: dict[int, Delivery] = {}
         self._changed = threading.Condition()
         self._is_woken = self._is_closed = self._is_listening = False
+        self._is_interrupted = False
+        """Whether a wait ends, but not the `take` that it belongs to."""
         self._listener: WorkListener | None = None
         self._search_at = 0.0
         """When to look again for wanted messages between others (monotonic seconds)."""
@@ -62,6 +66,8 @@ class Leases:
         """The length of the shortest lease so far, and of a renewal."""
         self._renewed_us = self._lease_us
         """What `_lease_us` was when the current pause of the renewal began."""
+        self._ended: list[Delivery] = []
+        """Leases that the last renewal could not extend."""
         self._renewal: threading.Thread | None = None
 
     @property
@@ -97,6 +103,7 @@ class Leases:
         taken: list[Delivery] = []
         try:
             while not taken and not self._take_wake():
+                self._take_topics()
                 room = self.room if most is None else min(most, self.room)
                 if room <= 0:
                     self._stop_listening()
@@ -120,8 +127,29 @@ class Leases:
         if listener is not None:
             listener.wake()
 
+    def serve(
+        self, *, topics: Sequence[str] | None = None, only: Sequence[str] | None = None
+    ) -> None:
+        """
+        Take messages of these topics or patterns from the next `take` on; a current one continues
+        with them. What is held stays held. Raises UsageError.
+        """
+        old = self._wanted
+        wanted = Wanted.checked(old.count, 0.0, old.pool, topics, None, only)
+        with self._changed:
+            self._next_wanted = msgspec.structs.replace(wanted, lease_us=old.lease_us)
+            self._is_interrupted = True
+            listener = self._listener
+            self._changed.notify_all()
+        if listener is not None:
+            listener.wake()
+
     def close(self) -> None:
-        """Release what was not settled, and stop renewing."""
+        """
+        Release what was not settled, and stop renewing. Does nothing in a forked child.
+        """
+        if self._process != os.getpid():
+            return
         with self._changed:
             self._is_closed = self._is_woken = True
             self._changed.notify_all()
@@ -143,6 +171,23 @@ class Leases:
 
     # Taking
 
+    def _take_topics(self) -> None:
+        """Begin with the topics that `serve` has named."""
+        with self._changed:
+            self._is_interrupted = False
+            wanted, self._wanted = self._wanted, self._next_wanted
+            listener = self._listener
+            if self._wanted is wanted or listener is None:
+                return
+            self._listener = None
+        self._search_at = 0.0
+        if self._is_listening:
+            self._is_listening = False
+            with contextlib.suppress(EngineUnavailable):
+                if isinstance(found := listener.pause(), Batch):
+                    release_many(self._engine, self._hold(found), begun=False)
+        listener.close()
+
     def _take_wake(self) -> bool:
         with self._changed:
             woken, self._is_woken = self._is_woken, self._is_closed
@@ -162,7 +207,7 @@ class Leases:
         if batch.next_wake_us is not None:
             seconds = (batch.next_wake_us - batch.now_us) / units.SECOND
             self._look_at = time.monotonic() + max(0.0, seconds)
-        if batch.passed_over:
+        if batch.passed_over and self._wanted.names is None:
             # The store would notify this process at once of the others' messages.
             self._search_at = self._look_at = time.monotonic() + SEARCH_SECONDS
             if self._listener is not None and self._is_listening:
@@ -189,28 +234,33 @@ class Leases:
                 self._renewal.start()
         return deliveries
 
-    def _drop(self, delivery: Delivery) -> None:
+    def _drop(self, delivery: Delivery) -> bool:
+        """Hold a lease no longer. Returns whether it was held."""
         with self._changed:
-            if self._held.pop(delivery.fence, None) is not None:
-                self._changed.notify_all()
+            was_held = self._held.pop(delivery.fence, None) is not None
+            self._changed.notify_all()
+        return was_held
 
     def _wait(self, seconds: float, room: int) -> list[Delivery]:
         """Wait for room or a message. Returns what the store leased to this process meanwhile."""
         now = time.monotonic()
         if room <= 0:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_woken or self.room > 0, seconds)
+                self._changed.wait_for(lambda: self._is_over() or self.room > 0, seconds)
             return []
         if now < self._search_at:
             with self._changed:
                 left = min(seconds, self._search_at - now)
-                self._changed.wait_for(lambda: self._is_woken, left)
+                self._changed.wait_for(self._is_over, left)
             return []
         listener = self._open_listener()
         startable = room if self._wanted.topics is None and self._wanted.only is None else 0
         self._is_listening = True
         found = listener.poll(max(0.0, min(seconds, self._look_at - now)), startable)
         return self._hold(found) if isinstance(found, Batch) else []
+
+    def _is_over(self) -> bool:
+        return self._is_woken or self._is_interrupted
 
     def _open_listener(self) -> WorkListener:
         listener = self._listener
@@ -223,7 +273,7 @@ class Leases:
                 listener = create(pool, names, max_lease_us=self._wanted.lease_us)
             with self._changed:
                 self._listener = listener
-                if self._is_woken:
+                if self._is_over():
                     listener.wake()
         return listener
 
@@ -257,11 +307,19 @@ class Leases:
 
     def _extend(self, held: Sequence[Delivery]) -> float | None:
         """Extend these leases. Returns how soon to try again if that was not possible."""
+        pairs = [(delivery.lease.handle, delivery.fence) for delivery in held]
         try:
-            lost = extend_many(self._engine, held, self._lease_us / units.SECOND)
+            extended = self._engine.extend(pairs, self._lease_us) if pairs else []
         except EngineUnavailable as error:
             log.warning("%d leases cannot be renewed, retrying: %s", len(held), error)
             return AWAY_SECONDS
+        ended = [delivery for delivery, done in zip(held, extended, strict=True) if not done]
+        for delivery, done in zip(held, extended, strict=True):
+            if done:
+                delivery.extended(self._lease_us)
+        # What another thread settles meanwhile is soon no longer held.
+        lost = [delivery for delivery in ended if delivery in self._ended and self._drop(delivery)]
+        self._ended = ended
         if lost:
             log.warning(
                 "%d leases were lost; their messages are delivered again: %s",

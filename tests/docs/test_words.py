@@ -83,6 +83,7 @@ ALLOWED = {
     ("made", "src/laneway/gateway/connection.py"),  # asyncio calls connection_made
     ("made", "src/laneway/gateway/handshake.py"),
     ("tenant", "pyproject.toml"),  # what people search for
+    ("visibility timeout", "docs/celery-on-laneway.md"),  # Celery's option
 }
 
 

@@ -1,0 +1,95 @@
+"""What a channel has delivered and the consumer has not settled."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from laneway import LeaseLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from laneway import Delivery
+
+log = logging.getLogger("laneway.kombu")
+
+
+class QoS:
+    """
+    The unsettled messages of a channel by delivery tag, and its prefetch count; the interface is
+    that of `kombu.transport.virtual.QoS`. Any thread may settle.
+    """
+
+    restore_at_shutdown = False
+
+    def __init__(self, on_change: Callable[[], object], prefetch_count: int = 0) -> None:
+        """`on_change`: called when the number of messages or the prefetch count has changed."""
+        self._on_change = on_change
+        self._prefetch_count = prefetch_count
+        self._held: dict[int, Delivery] = {}
+
+    @property
+    def prefetch_count(self) -> int:
+        """How many messages may be unsettled; 0: any number."""
+        return self._prefetch_count
+
+    @prefetch_count.setter
+    def prefetch_count(self, count: int | None) -> None:
+        self._prefetch_count = count or 0
+        self._on_change()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def can_consume(self) -> bool:
+        """Whether another message may be delivered."""
+        return not self._prefetch_count or len(self._held) < self._prefetch_count
+
+    def can_consume_max_estimate(self) -> int | None:
+        """How many more messages may be delivered; None: any number."""
+        return max(0, self._prefetch_count - len(self._held)) if self._prefetch_count else None
+
+    def append(self, delivery: Delivery) -> None:
+        """Hold a message until it is settled."""
+        self._held[delivery.fence] = delivery
+        if not self._prefetch_count:
+            self._on_change()
+
+    def get(self, tag: int) -> Delivery:
+        """The message with a tag. Raises KeyError."""
+        return self._held[tag]
+
+    def ack(self, tag: int) -> None:
+        """Finish a message."""
+        self._settle(tag, lambda delivery: delivery.ack())
+
+    def reject(self, tag: int, requeue: bool = False) -> None:
+        """Return a message to its queue, or make it a dead letter."""
+        if requeue:
+            self._settle(tag, lambda delivery: delivery.release())
+        else:
+            self._settle(tag, lambda delivery: delivery.dead())
+
+    def restore_unacked(self) -> None:
+        """Return all messages to their queues."""
+        for tag in list(self._held):
+            self.reject(tag, requeue=True)
+
+    def restore_unacked_once(self, stderr: object = None) -> None:
+        """Nothing to do: the end of a channel releases what it holds."""
+
+    def restore_visible(self, *_: object, **__: object) -> None:
+        """Nothing to do: leases that run out are ready again without it."""
+
+    def _settle(self, tag: int, settle: Callable[[Delivery], object]) -> None:
+        delivery = self._held.pop(tag, None)
+        if delivery is None:
+            return
+        try:
+            settle(delivery)
+        except LeaseLost as error:
+            log.warning("%s", error)
+        finally:
+            if not self._prefetch_count:
+                self._on_change()
