@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,13 +52,21 @@ def test_signals_tell_of_each_run(calls: list[tuple[Any, ...]], kind: str) -> No
             world.run()
             names = [name for name, _, _ in calls]
             inside = {"well": "task_success", "retry": "task_retry", "fail": "task_failure"}[how]
-            assert names[:4] == [
+            assert names == [
                 "before_task_publish",
                 "after_task_publish",
+                "celeryd_init",
+                "celeryd_after_setup",
+                "worker_init",
+                "worker_process_init",
                 "worker_ready",
                 "task_prerun",
+                inside,
+                "task_postrun",
+                "worker_shutting_down",
+                "worker_process_shutdown",
+                "worker_shutdown",
             ]
-            assert names[4:] == [inside, "task_postrun", "worker_shutdown"]
             arguments = {name: received for name, _, received in calls}
             assert (
                 arguments["task_postrun"]["state"]
@@ -104,3 +113,14 @@ def test_a_receiver_may_want_one_sender_and_may_fail(caplog: pytest.LogCaptureFi
         signals.task_success.disconnect(of_two, "two")
     assert sorted(calls) == ["one", "two"]
     assert "signal task_success" in caplog.text
+
+
+def test_signals_of_logging(calls: list[tuple[Any, ...]]) -> None:
+    """A worker's start sends them: a receiver of setup_logging sets up logging itself."""
+    Celery("signals", broker="sqlite://").finalize()
+    assert [name for name, _, _ in calls] == [
+        "setup_logging",
+        "after_setup_logger",
+        "after_setup_task_logger",
+    ]
+    assert calls[1][2]["logger"] is logging.root

@@ -221,14 +221,20 @@ def test_is_async_false(connection: Laneway) -> None:
     )
 
 
-def test_connections() -> None:
-    """A Redis client or URL becomes the store's URL."""
+def test_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis client or URL becomes the store's URL; a broker's URL needs LANEWAY_URL."""
+    monkeypatch.delenv("LANEWAY_URL", raising=False)
+    with pytest.raises(UsageError, match=r"broker_url: amqp://\S+ Laneway needs no broker.*set"):
+        url_of("amqp://guest@localhost//", "broker_url")
+    monkeypatch.setenv("LANEWAY_URL", "sqlite://")
+    assert url_of("amqp://guest@localhost//", "broker_url") is None
     assert url_of(redis.Redis(host="h", port=7, db=3), "x") == "redis://h:7/3"
     assert (
         url_of(redis.Redis(host="h", username="u", password="p:w"), "x")
         == "redis://u:p%3Aw@h:6379/0"
     )
     assert url_of(redis.Redis(unix_socket_path="/run/r"), "x") == "unix:///run/r"
+    assert url_of(redis.Redis(host="h", ssl=True), "x") == "rediss://h:6379/0"
     assert url_of("redis://h", "x") == "redis://h"
     assert url_of(None, "x") is None
     with pytest.raises(UsageError, match="expected a URL or a Redis client"):
@@ -328,4 +334,4 @@ def test_tutorial_on_the_command_line(tmp_path: Path) -> None:
 def test_a_name_that_is_not_supported_says_what_to_write() -> None:
     with pytest.raises(UsageError, match="give each Queue and Worker its connection"):
         rq.Connection(None)
-    assert not hasattr(rq, "nonsense")
+    assert not hasattr(rq, "_nonsense")

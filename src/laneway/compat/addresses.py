@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
+import os
 from typing import Any
 from urllib.parse import quote
 
 from laneway.errors import UsageError
 from laneway.printable import redacted
 
-log = logging.getLogger("laneway.compat")
-
 _QUEUES = ("amqp", "amqps", "pyamqp", "librabbitmq", "rpc")
-"""Schemes of message brokers that tutorials use; Laneway needs no broker."""
+"""Schemes of message brokers."""
 
 _KNOWN = ("redis", "rediss", "valkey", "valkeys", "unix", "sqlite")
 
@@ -27,13 +25,12 @@ def url_of(store: Any, setting: str) -> str | None:
         return None
     if isinstance(store, str):
         if store.partition("://")[0] in _QUEUES:
-            log.warning(
-                "%s: %s:// brokers are not supported; messages are stored in the default store"
-                " (LANEWAY_URL, else laneway.db)",
-                setting,
-                store.partition("://")[0],
+            if os.environ.get("LANEWAY_URL"):
+                return None
+            raise UsageError(
+                f"{setting}: {redacted(store)}: Laneway needs no broker, and cannot use this one;"
+                " set LANEWAY_URL to the store that all machines use, such as redis://host"
             )
-            return None
         if store.startswith(("memory://", "cache+memory://")):
             return "sqlite://"
         scheme = store.partition("://")[0].partition("+")[0]
@@ -55,4 +52,5 @@ def url_of(store: Any, setting: str) -> str | None:
     if options.get("path"):
         return f"unix://{credentials}{options['path']}"
     host, port = options.get("host", "localhost"), options.get("port", 6379)
-    return f"redis://{credentials}{host}:{port}/{options.get('db') or 0}"
+    is_secure = "SSL" in getattr(pool, "connection_class", object).__name__
+    return f"redis{'s' * is_secure}://{credentials}{host}:{port}/{options.get('db') or 0}"

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 from laneway import arguments, config
 from laneway.app import Laneway
 from laneway.compat.addresses import url_of
-from laneway.compat.celery import current, django, worker_options
+from laneway.compat.celery import current, django, signals, worker_options
 from laneway.compat.celery.conf import Conf
 from laneway.compat.celery.control import Control, rate_of
 from laneway.compat.celery.flows import Signature
@@ -475,6 +475,7 @@ class Celery:
             return self
         self._finalized = True
         django.set_up()
+        signals.of_logging()
         self.on_after_configure.send(self)
         for module in (*self.conf.imports, *self.conf.include):
             importlib.import_module(module)
@@ -516,15 +517,9 @@ class Celery:
         return list(topics)
 
     def worker_main(self, argv: Sequence[str] | None = None) -> None:
-        """Run a worker as `celery worker` does, with its options -c, -Q, -l and --burst."""
-        words = [word for word in (sys.argv[1:] if argv is None else argv) if word != "worker"]
-        options = worker_options.read(words)
-        logging.basicConfig(level=options.level)
-        self.run_worker(
-            concurrency=options.concurrency or self.conf.worker_concurrency or 100,
-            queues=options.queues,
-            burst=options.burst,
-        )
+        """Run a worker as `celery worker` does, with its options."""
+        words = sys.argv[1:] if argv is None else argv
+        worker_options.run(self, worker_options.read(words))
 
     start = worker_main
 

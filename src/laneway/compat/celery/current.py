@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from laneway.compat.celery.flows import Signature
+from laneway.compat.names import AbsentError
 from laneway.errors import UsageError
 from laneway.tasks.canvas import Part
 from laneway.tasks.request import current_request
@@ -23,16 +25,10 @@ applications: list[Celery] = []
 shared: list[Callable[[Celery], Any]] = []
 
 
-class NothingCurrentError(UsageError, AttributeError):
-    """There is no application yet, or no task runs here; `hasattr` is False."""
-
-
 def application() -> Celery:
-    """The application that was created last. Raises NothingCurrentError if there is none."""
+    """The application that was created last. Raises AbsentError if there is none."""
     if not applications:
-        raise NothingCurrentError(
-            "there is no Celery application yet; create one first: app = Celery(…)"
-        )
+        raise AbsentError("there is no Celery application yet; create one first: app = Celery(…)")
     return applications[-1]
 
 
@@ -50,13 +46,29 @@ class _CurrentTask:
     """A proxy of the running task."""
 
     def __getattr__(self, name: str) -> Any:
-        request = current_request()
-        if request is None:
-            raise NothingCurrentError("current_task: no task is running here")
-        return getattr(application().tasks[request.task], name)
+        task = get_current_task()
+        if task is None:
+            raise AbsentError("current_task: no task is running here")
+        return getattr(task, name)
 
 
 current_task: Any = _CurrentTask()
+
+
+def get_current_task() -> Any:
+    """The running task, or None."""
+    request = current_request()
+    return application().tasks[request.task] if request is not None else None
+
+
+class TaskFormatter(logging.Formatter):
+    """A formatter whose lines have the `task_id` and the `task_name` of the running task."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a record."""
+        run = current_request()
+        record.task_id, record.task_name = ("???", "???") if run is None else (run.id, run.task)
+        return super().format(record)
 
 
 class _Shared:

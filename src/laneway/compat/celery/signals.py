@@ -17,18 +17,6 @@ from laneway.working import worker_hooks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "after_task_publish",
-    "before_task_publish",
-    "task_failure",
-    "task_postrun",
-    "task_prerun",
-    "task_retry",
-    "task_success",
-    "worker_ready",
-    "worker_shutdown",
-]
-
 log = logging.getLogger("laneway.celery.signals")
 
 
@@ -80,58 +68,62 @@ class Signal:
         return f"<Signal {self.name}>"
 
 
-before_task_publish = Signal(
-    "before_task_publish",
-    "Before a call is published: sender (the name), body, headers, routing_key (the topic).",
-)
-after_task_publish = Signal(
-    "after_task_publish", "After a call was published: the same, and the id in headers['id']."
-)
-task_prerun = Signal("task_prerun", "A run starts: task_id, task, args, kwargs.")
-task_postrun = Signal(
-    "task_postrun", "A run has ended: task_id, task, args, kwargs, retval, state."
-)
-task_success = Signal("task_success", "A run returned: result.")
-task_retry = Signal("task_retry", "A run will be retried: request, reason, einfo.")
-task_failure = Signal(
-    "task_failure",
-    "A run failed for good: task_id, exception, args, kwargs, traceback, einfo.",
-)
-worker_ready = Signal("worker_ready", "A worker has started.")
-worker_shutdown = Signal("worker_shutdown", "A worker stops.")
-worker_hooks.STARTED.append(worker_ready.send)
-worker_hooks.STOPS.append(worker_shutdown.send)
+_STARTS = "A process of a worker has started."
+_STOPS = "A process of a worker stops."
+_LOGGING = "A worker starts, and has set up logging: logger, the root."
+
+SENT = {
+    "before_task_publish": "Before a call is published: sender (the name), body, headers,"
+    " routing_key (the topic).",
+    "after_task_publish": "After a call was published: the same, and the id in headers['id'].",
+    "task_prerun": "A run starts: task_id, task, args, kwargs.",
+    "task_postrun": "A run has ended: task_id, task, args, kwargs, retval, state.",
+    "task_success": "A run returned: result.",
+    "task_retry": "A run will be retried: request, reason, einfo.",
+    "task_failure": "A run failed for good: task_id, exception, args, kwargs, traceback, einfo.",
+    "setup_logging": "A worker starts; a receiver sets up logging instead of it.",
+    "after_setup_logger": _LOGGING,
+    "after_setup_task_logger": _LOGGING,
+    "celeryd_init": _STARTS,
+    "celeryd_after_setup": _STARTS,
+    "worker_init": _STARTS,
+    "worker_process_init": _STARTS,
+    "worker_ready": _STARTS,
+    "worker_shutting_down": _STOPS,
+    "worker_process_shutdown": _STOPS,
+    "worker_shutdown": _STOPS,
+}
+"""The signals, and what they tell; those of workers have their order."""
+
+globals().update(ALL := {name: Signal(name, doc) for name, doc in SENT.items()})
+worker_hooks.STARTED += [each.send for each in ALL.values() if each.__doc__ == _STARTS]
+worker_hooks.STOPS += [each.send for each in ALL.values() if each.__doc__ == _STOPS]
+
+
+def of_logging() -> None:
+    """Send the signals of logging; a worker does so when it starts."""
+    fields = {"loglevel": logging.root.level, "logfile": None, "format": "", "colorize": False}
+    ALL["setup_logging"].send(None, **fields)
+    for name in ("after_setup_logger", "after_setup_task_logger"):
+        ALL[name].send(None, logger=logging.root, **fields)
 
 
 def of_runs() -> bool:
     """Whether a signal of runs has receivers. Without a loop: each run of a task asks."""
     return bool(
-        task_prerun.receivers
-        or task_postrun.receivers
-        or task_success.receivers
-        or task_retry.receivers
-        or task_failure.receivers
+        ALL["task_prerun"].receivers
+        or ALL["task_postrun"].receivers
+        or ALL["task_success"].receivers
+        or ALL["task_retry"].receivers
+        or ALL["task_failure"].receivers
     )
 
 
-_START = "connect worker_ready, which each process of a worker sends when it starts"
-_END = "connect worker_shutdown, which each process of a worker sends when it ends"
-_LOGGING = "set up `logging` where the program starts; a worker keeps what it finds"
-_RUNS = "connect task_prerun"
 _NO_BEAT = "workers fire schedules, and no beat process exists"
 
 _INSTEAD = {
-    "worker_process_init": _START,
-    "worker_init": _START,
-    "celeryd_init": _START,
-    "celeryd_after_setup": _START,
     "import_modules": "use app.on_after_finalize",
-    "worker_process_shutdown": _END,
-    "worker_shutting_down": _END,
-    "setup_logging": _LOGGING,
-    "after_setup_logger": _LOGGING,
-    "after_setup_task_logger": _LOGGING,
-    "task_received": _RUNS,
+    "task_received": "connect task_prerun",
     "task_sent": "connect after_task_publish",
     "task_revoked": "use app.laneway.on_dead, or read the state of the call",
     "task_rejected": "use app.laneway.on_dead",
@@ -153,6 +145,6 @@ class _NeverSent(Signal):
 
 
 def __getattr__(name: str) -> Signal:
-    if name in _INSTEAD:
-        return _NeverSent(name, _INSTEAD[name])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _NeverSent(name, _INSTEAD.get(name, "see docs/from-celery.md#schedules-control-signals"))

@@ -22,8 +22,8 @@ import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
-from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from uuid import uuid4
 
 import msgspec
@@ -32,6 +32,7 @@ from laneway import arguments, config
 from laneway import headers as control
 from laneway.app import Laneway
 from laneway.compat.addresses import url_of
+from laneway.compat.names import Finder
 from laneway.engines.base import TASK_HEADER
 from laneway.errors import LanewayError, UsageError
 from laneway.printable import escaped, without_passwords
@@ -63,19 +64,6 @@ __all__ = [
 DEFAULT_TIMEOUT = 180
 """Seconds that a job may run by default."""
 
-_CONNECTION = "give each Queue and Worker its connection, like Queue(connection=redis)"
-_INSTEAD = {
-    "Connection": _CONNECTION,
-    "push_connection": _CONNECTION,
-    "pop_connection": _CONNECTION,
-    "use_connection": _CONNECTION,
-    "get_current_connection": _CONNECTION,
-    "cancel_job": "use Job.fetch(id).cancel()",
-    "requeue_job": "use Job.fetch(id).requeue()",
-    "get_current_worker": "see `laneway workers`",
-}
-"""Names of RQ that programs import, and what to write instead."""
-
 FOREVER = 3_650 * 86_400
 """Seconds that -1 stands for: RQ has no end then, and Laneway ten years."""
 
@@ -91,6 +79,13 @@ _STATUS = {
     "expired": "canceled",
     "cancelled": "canceled",
 }
+
+
+JobStatus = StrEnum(  # type: ignore[misc]  # by state of Laneway
+    "JobStatus",
+    {name.upper(): name for name in [*dict.fromkeys(_STATUS.values()), "created", "stopped"]},
+)
+"""RQ's names of states."""
 
 
 class NoSuchJobError(LanewayError):
@@ -414,10 +409,7 @@ class Job:
         at = self.job.state().finished_at
         return datetime.fromtimestamp(at, UTC) if at is not None else None
 
-    @property
-    def enqueued_at(self) -> datetime | None:
-        """When it was put into its queue."""
-        return self.created_at
+    enqueued_at = created_at
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and self.id == other.id
@@ -429,33 +421,19 @@ class Job:
         return f"<Job {self.id}>"
 
 
-class Result:
+ResultType = Enum("ResultType", ["SUCCESSFUL", "FAILED", "STOPPED", "RETRIED"])
+"""The kinds of results."""
+
+
+class Result(msgspec.Struct):
     """How a job ended."""
 
-    class Type(Enum):
-        """The kind of result."""
-
-        SUCCESSFUL = 1
-        FAILED = 2
-        STOPPED = 3
-        RETRIED = 4
-
-    def __init__(
-        self,
-        job_id: str,
-        type: Type,  # noqa: A002
-        created_at: datetime | None,
-        return_value: Any = None,
-        exc_string: str | None = None,
-    ) -> None:
-        self.job_id = job_id
-        self.type = type
-        self.created_at = created_at
-        self.return_value = return_value
-        self.exc_string = exc_string
-
-    def __repr__(self) -> str:
-        return f"Result(job_id={self.job_id}, type={self.type.name})"
+    job_id: str
+    type: ResultType
+    created_at: datetime | None
+    return_value: Any = None
+    exc_string: str | None = None
+    Type: ClassVar = ResultType
 
 
 class Queue:
@@ -717,9 +695,19 @@ _ENDLESS = ("job_timeout", "result_ttl", "failure_ttl", "ttl")
 
 
 class FailedJobRegistry:
-    """The failed jobs of a queue: its dead letters."""
+    """The failed jobs of a queue, or of a queue's name: its dead letters."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(
+        self,
+        name: Queue | str = "default",
+        connection: Any = None,
+        job_class: object = None,
+        queue: Queue | None = None,
+        **_: object,
+    ) -> None:
+        del job_class
+        if queue is None:
+            queue = name if isinstance(name, Queue) else Queue(name, connection=connection)
         self._topic = queue.app.topic(queue.name)
         self._engine = queue.app.engine
 
@@ -749,6 +737,11 @@ class FailedJobRegistry:
     def remove(self, job_or_id: Job | str, **_: object) -> None:
         """Delete a job."""
         self._topic.drop_dead_letters([job_or_id.id if isinstance(job_or_id, Job) else job_or_id])
+
+
+def requeue_job(job_id: str, connection: Any = None, **_: object) -> None:
+    """Put a failed job back into its queue. Raises NoSuchJobError."""
+    Job.fetch(job_id, connection).requeue()
 
 
 def _unwrapped(jobs: Any) -> Any:
@@ -848,16 +841,6 @@ class Worker:
         )
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
-    if name not in _INSTEAD:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-    def refused(*_: Any, **__: Any) -> Any:
-        raise UsageError(f"rq.{name} is not supported; {_INSTEAD[name]}")
-
-    return refused
-
-
 class SimpleWorker(Worker):
     """A worker that runs jobs in its own process."""
 
@@ -891,3 +874,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"Error: {escaped(without_passwords(str(error)))}\n")
         return 1
     return 0
+
+
+_QUEUES = "see queue.jobs, `laneway topics` and `laneway explain`"
+_SCHEDULER = "every worker finds due jobs; for repeated ones see app.laneway.schedule(…)"
+_CONNECTION = "give each Queue and Worker its connection, like Queue(connection=redis)"
+
+_FINDER = Finder(
+    __name__,
+    {
+        **dict.fromkeys(
+            (
+                "callbacks",
+                "cli",
+                "contrib",
+                "defaults",
+                "dependency",
+                "dummy",
+                "exceptions",
+                "executions",
+                "job",
+                "job_lifecycle",
+                "local",
+                "maintenance",
+                "queue",
+                "repeat",
+                "results",
+                "scripts",
+                "suspension",
+                "timeouts",
+                "types",
+                "utils",
+                "version",
+                "worker",
+            )
+        ),
+        "command": "see job.cancel(), and `laneway workers`",
+        "connections": _CONNECTION,
+        "cron": _SCHEDULER,
+        "cron_job_registry": _SCHEDULER,
+        "cron_scheduler_registry": _SCHEDULER,
+        "group": "see app.laneway.task and its groups",
+        "intermediate_queue": _QUEUES,
+        "logutils": "set up `logging`",
+        "rate_limit": "give the queue a policy: app.policy(name, rate=, concurrency=)",
+        "registry": _QUEUES,
+        "scheduler": _SCHEDULER,
+        "serializers": "arguments and results are JSON",
+        "webhook": "use on_success and on_failure",
+        "worker_pool": "use `laneway worker --processes 4`",
+        "worker_registration": "see `laneway workers`",
+        **dict.fromkeys(
+            (
+                "Connection",
+                "push_connection",
+                "pop_connection",
+                "use_connection",
+                "get_current_connection",
+            ),
+            _CONNECTION,
+        ),
+        "cancel_job": "use Job.fetch(id).cancel()",
+        "get_current_worker": "see `laneway workers`",
+        "Repeat": _SCHEDULER,
+        "RateLimit": "give the queue a policy: app.policy(name, rate=, concurrency=)",
+        "Webhook": "use on_success and on_failure",
+    },
+    "run RQ itself on Laneway: rq worker --worker-class laneway.contrib.rq.Worker, see"
+    " docs/from-rq.md",
+)
+__getattr__ = _FINDER.getter(__name__)
