@@ -55,6 +55,15 @@ LEAST_SERVER = 140_000
 LOCK_SECONDS = 30
 """How long another process's transaction is waited for."""
 
+BUSY_SECONDS = 1.0
+"""
+After a call that waited for another process, how long `is_busy` asks the server, which costs a
+round trip. Before that it supposes that the lock is free.
+"""
+
+NOTABLE_SECONDS = 0.002
+"""A wait for the lock, beyond the round trip."""
+
 STUCK_SECONDS = 3
 """
 A process that has waited for the lock for so long ends the holder if the server waits for it: a
@@ -156,6 +165,8 @@ class Store:
         self._in_transaction = False
         self._ahead_us = 0
         """How far the server's clock is ahead of this machine's."""
+        self._waited_at = float("-inf")
+        """When a transaction waited for another process the last time."""
         self._quickest = float("inf")
         """Seconds of the shortest wait for the lock: a round trip."""
         number = zlib.crc32(schema.encode())
@@ -301,6 +312,15 @@ class Store:
 
     def _create(self, connection: psycopg.Connection[Any]) -> None:
         name = sql.Identifier(self.schema)
+        other = connection.execute(
+            "SELECT min(nspname) FROM pg_namespace WHERE starts_with(nspname, %s)",
+            (f"{self.schema}.",),
+        ).fetchone()
+        if other is not None and other[0] is not None:
+            raise EngineUnavailable(
+                f"{self.name}: this schema is missing, and another one of its namespace is there,"
+                f" {other[0]}; put it back, or restore a copy of all schemas"
+            )
         if not self._has_schema(connection):  # IF NOT EXISTS asks for the right to create one
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
         connection.execute(statements.tables().encode())
@@ -370,6 +390,8 @@ class Store:
             self._ahead_us = connection.ahead_us
             self._quickest = min(self._quickest, took)
             self.waited += took - self._quickest
+            if took - self._quickest > NOTABLE_SECONDS:
+                self._waited_at = time.monotonic()
             break
         self._in_transaction = True
         return connection
@@ -516,6 +538,8 @@ class Store:
         if not self.lock.acquire(blocking=False):
             return True
         try:
+            if time.monotonic() > self._waited_at + BUSY_SECONDS:
+                return False
             with self.reading() as connection:
                 return not connection.has_lock(self._try_text)
         finally:

@@ -199,7 +199,10 @@ class Store(Protocol):
         """Make the next durable commits faster, where the store can."""
 
     def is_busy(self) -> bool:
-        """Whether another process, or another thread of this one, is writing now."""
+        """
+        Whether another process, or another thread of this one, is probably writing now. It costs
+        nothing where nobody else has written lately.
+        """
 
     def close(self) -> None:
         """Close the store; may be called twice."""
