@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from laneway.errors import BadMessage, EngineUnavailable
+from laneway.errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -173,7 +173,7 @@ def partial_call(*, is_first: bool) -> Iterator[None]:
                 error.args = (f"{error} (on this shard; others have done their part of the call)",)
             error.applied = None
         raise
-    except BadMessage as error:
+    except Exception as error:  # a driver may raise anything for what it cannot store
         if not is_first:
             error.applied = None  # type: ignore[attr-defined]  # group commit reads it
         raise
