@@ -80,6 +80,8 @@ CALLS: dict[str, list[list[str]]] = {
     ],
     "job cancel": [["{hostile}"]],
     "job requeue": [["{hostile}"]],
+    "shard list": [[], ["--json"]],
+    "shard move": [["1", "{hostile}"], ["{hostile}", "host:5432"]],
     "outbox create": [["{hostile}"], ["sqlite:///none/no.db"]],
     "outbox status": [["{hostile}"], ["sqlite:///none/no.db", "--json"]],
     "outbox forward": [["{hostile}"], ["sqlite:///none/no.db", "--drain"]],

@@ -60,6 +60,7 @@ COMMANDS = {
     "outbox": "outbox",
     "spool": "spool",
     "migrate": "migrate",
+    "shard": "shard",
     "demo": "demo",
     "bench": "bench",
 }

@@ -12,7 +12,7 @@ import difflib
 import functools
 import importlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from laneway.engines.own import OWN
@@ -20,6 +20,7 @@ from laneway.errors import UsageError
 from laneway.printable import redacted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from importlib.metadata import EntryPoint
 
     from laneway.engines.base import Check, FullEngine, OpenEngine, Settings
@@ -57,6 +58,33 @@ def check_server(url: str) -> list[Check]:
     """
     check = getattr(_opener(url), "check_server", None)
     return list(check(url)) if check is not None else []
+
+
+def shard_servers(url: str, namespace: str) -> list[str]:
+    """By shard of a namespace: the server that has it. Raises UsageError if it cannot move."""
+    servers: list[str] = _with_servers(url, "shard_servers")(url, namespace)
+    return servers
+
+
+def move_shard(url: str, namespace: str, shard: int, server: str) -> int:
+    """
+    Move a shard of a namespace to another server while it is in use; if that was interrupted,
+    complete it. Returns how many rows were copied.
+
+    Raises UsageError if it cannot move, and the errors of the engine.
+    """
+    copied: int = _with_servers(url, "move_shard")(url, namespace, shard, server)
+    return copied
+
+
+def _with_servers(url: str, name: str) -> Callable[..., Any]:
+    call: Callable[..., Any] | None = getattr(_opener(url), name, None)
+    if call is None:
+        raise UsageError(
+            f"engine URL {redacted(url)!r}: only shards of a PostgreSQL namespace can be moved;"
+            " a Valkey cluster moves its own, and other stores move with `laneway migrate`"
+        )
+    return call
 
 
 def _opener(url: str) -> OpenEngine:

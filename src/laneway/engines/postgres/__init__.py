@@ -31,6 +31,18 @@ class _OpenPostgres:
             from laneway.engines.postgres import server_check  # noqa: PLC0415
         return server_check.check_server(url)
 
+    def shard_servers(self, url: str, namespace: str) -> list[str]:
+        """By shard: its server and database."""
+        with _client_library():
+            from laneway.engines.postgres import moving_shards  # noqa: PLC0415
+        return moving_shards.shard_servers(url, namespace)
+
+    def move_shard(self, url: str, namespace: str, shard: int, server: str) -> int:
+        """Move a shard to another server: `HOST:PORT/DATABASE`. Returns how many rows it has."""
+        with _client_library():
+            from laneway.engines.postgres import moving_shards  # noqa: PLC0415
+        return moving_shards.move_shard(url, namespace, shard, server)
+
 
 open_postgres = _OpenPostgres()
 

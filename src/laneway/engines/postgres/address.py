@@ -31,6 +31,32 @@ class Address(msgspec.Struct, frozen=True):
     shards: int | None = None
     is_pooled: bool | None = None
 
+    def at(self, place: str) -> Address:
+        """
+        The same on another server: `HOST[:PORT][/DATABASE]`. Raises UsageError for another text.
+        """
+        if not _PLACE.fullmatch(place):
+            raise UsageError(f"server {place!r}: expected HOST:PORT/DATABASE, without a password")
+        host, _, database = place.partition("/")
+        parts = urlsplit(self.server)
+        user, at, _ = parts.netloc.rpartition("@")
+        left_out = (*_HOSTS, "dbname") if database else _HOSTS
+        options = [
+            each
+            for each in parse_qsl(parts.query, keep_blank_values=True)
+            if each[0] not in left_out
+        ]
+        path = f"/{database}" if database else parts.path
+        query = urlencode(options)
+        server = urlunsplit(("postgresql", f"{user}{at}{host}", path, query, ""))
+        return msgspec.structs.replace(self, server=server, listen_server=server)
+
+    @property
+    def place(self) -> str:
+        """The server and the database, as `at` takes them."""
+        parts = urlsplit(self.server)
+        return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+
     @property
     def name(self) -> str:
         """The server and the database, without the password."""
@@ -70,6 +96,8 @@ def parse(url: str) -> Address:
     )
 
 
+_PLACE = re.compile(r"[^/@?#\s]+(/[^/@?#\s]+)?")
+_HOSTS = ("host", "hostaddr", "port")
 _OWN_OPTIONS = ("shards", "pooler", "listen")
 _POOLERS = {None: None, "transaction": True, "none": False}
 

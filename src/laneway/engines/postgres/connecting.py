@@ -62,17 +62,22 @@ def _bounded(gen: PQGen[RV], seconds: float) -> PQGen[RV]:
 
 
 def connect(
-    server: str, settings: Mapping[str, object] | None = None, *, is_pooled: bool | None = None
+    server: str,
+    settings: Mapping[str, object] | None = None,
+    *,
+    is_pooled: bool | None = None,
+    **options: object,
 ) -> ServerConnection:
     """
     Open a connection in autocommit mode. Raises psycopg.Error. `server`: a URL of libpq.
     `settings`: for the session; ignored behind a pooler. `is_pooled`: None if that is not known.
+    `options`: of libpq.
 
     A pooler gives each client a made-up process number, because it cannot give it that of a server
     process. So another number than the server's own means that there is a pooler.
     """
     connection = ServerConnection.connect(
-        server, autocommit=True, client_encoding="UTF8", **_defaults(server)
+        server, autocommit=True, client_encoding="UTF8", **(_defaults(server) | options)
     )
     try:
         if is_pooled is None:

@@ -191,11 +191,15 @@ class Connection:
         self.pipeline.send("ROLLBACK")
         self.pipeline.sync()
 
-    def begin_reading(self, begin: Sequence[str]) -> None:
-        """Begin a transaction that reads one snapshot."""
+    def begin_reading(self, begin: Sequence[str], *, checks: bool) -> None:
+        """
+        Begin a transaction that reads one snapshot. `checks`: fail now if the tables have moved.
+        """
         self._asked.clear()
         for statement in begin:
             self.pipeline.send(statement)
+        if checks:
+            self.one("turn_read")
 
     def end_reading(self) -> None:
         """End it; the answer is read with that of the next statement."""

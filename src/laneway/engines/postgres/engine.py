@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from laneway.engines.base import Check, Settings
+    from laneway.engines.postgres.servers import ShardServer
 
 DURABILITIES = ("memory", "fsync", "replicated")
 
@@ -57,8 +58,12 @@ class PostgresEngine(SqlEngine):
         settings: Settings,
         place: Place | None = None,
         wakeup: Wakeup | None = None,
+        server: ShardServer | None = None,
     ) -> None:
-        """`place`, `wakeup`: where the schema is one of several of its namespace."""
+        """
+        `place`, `wakeup`: where the schema is one of several of its namespace. `server`: where it
+        may move to another one.
+        """
         durability = settings.durability or "fsync"
         if durability not in DURABILITIES:
             raise UsageError(
@@ -77,7 +82,7 @@ class PostgresEngine(SqlEngine):
             only=True,
             reserves=True,
         )
-        store = Store(parse(url), place, durability, create=settings.create)
+        store = Store(parse(url), place, durability, create=settings.create, server=server)
         self._owns_wakeup = wakeup is None
         wakeup = wakeup or Wakeup(lambda: store.connect(listens=True), store.schema, self.has_work)
         super().__init__(url, settings, place, store, wakeup)
@@ -150,13 +155,19 @@ class PostgresEngine(SqlEngine):
             (version,) = connection.one("server_version")
         return [
             StorePart(
-                name=self._store.schema,
+                name=self._store.schema + self._elsewhere,
                 what=f"PostgreSQL {version}",
                 shards=1,
                 used=used,
                 seconds=time.perf_counter() - began,
             )
         ]
+
+    @property
+    def _elsewhere(self) -> str:
+        """The server, if it is not the one that the URL names."""
+        address = self._store.address
+        return "" if address == parse(self.url) else f" on {address.place}"
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         with self.transaction(0) as tx:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from laneway.engines.base import Capabilities
 from laneway.engines.postgres.address import parse, schema_of
 from laneway.engines.postgres.engine import DURABILITIES, NOUN, HasShards, PostgresEngine
+from laneway.engines.postgres.servers import MOVED, ShardServer, name_of
 from laneway.engines.postgres.wakeup import Wakeup
 from laneway.engines.sql.shard_engine import ShardsEngine
 from laneway.engines.sql.shard_opening import OpenedShards
@@ -49,7 +50,10 @@ class ShardSchema(ShardStore, PostgresEngine):
         known_version: Callable[[], int],
     ) -> None:
         self._known_version = known_version
-        super().__init__(url, settings, place, wakeup)
+        server = None
+        if place.shard:
+            server = ShardServer(parse(url), settings.namespace, place.shard)
+        super().__init__(url, settings, place, wakeup, server)
 
     def connect(self) -> ServerConnection:
         """A new connection for notifications, on which the schema comes first."""
@@ -78,7 +82,12 @@ class SchemaNamespace(OpenedShards):
         return schema_of(self.name, shard)
 
     def _exists(self, shard: int) -> bool:
-        return self.stores[0].has_schema(self._path(shard))
+        """Only a schema that was never moved can be missing; opening the others tells."""
+        return (
+            self.stores[0].setting(name_of(shard)) is not None
+            or self.stores[0].has_schema(self._path(shard))
+            or self.stores[0].has_schema(self._path(shard) + MOVED)
+        )
 
     def _open_store(self, url: str, settings: Settings, place: Place) -> ShardSchema:
         return ShardSchema(url, settings, place, self.wakeup, self._known_version)

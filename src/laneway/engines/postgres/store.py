@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from laneway.engines.postgres.address import Address
+    from laneway.engines.postgres.servers import ShardServer
     from laneway.engines.sql.store import Place, Read
     from laneway.message import Draft
 
@@ -63,6 +64,12 @@ round trip. Before that it supposes that the lock is free.
 
 NOTABLE_SECONDS = 0.002
 """A wait for the lock, beyond the round trip."""
+
+MOVER = "laneway move"
+"""The application name of a connection that moves a shard, so it may hold the lock for long."""
+
+MOST_MOVES = 5
+"""How often a schema that has moved is looked for again in one call: it may move meanwhile."""
 
 STUCK_SECONDS = 3
 """
@@ -95,6 +102,7 @@ SETTINGS: dict[str, object] = {
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _LOCK = "SELECT pg_advisory_xact_lock({}, {})"
+_SHARED_LOCK = "SELECT pg_advisory_xact_lock_shared({}, {})"
 _TRY_LOCK = "SELECT pg_try_advisory_xact_lock({}, {})"
 _END_STUCK = f"""
 SELECT pg_terminate_backend(a.pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
@@ -102,10 +110,20 @@ SELECT pg_terminate_backend(a.pid) FROM pg_locks l JOIN pg_stat_activity a USING
    AND l.classid::int8 = {{}} AND l.objid::int8 = {{}}
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND a.usename = current_user AND a.wait_event_type = 'Client'
+   AND a.application_name <> '{MOVER}'
    AND a.state_change < clock_timestamp() - interval '{STUCK_SECONDS - 1} s'"""
 """Only transactions of the same user can be ended."""
-LOCK_CLASS = 0x4C_41_4E_45
-"""The first half of the numbers of advisory locks, "LANE"."""
+LOCK_CLASS, READ_CLASS = 0x4C_41_4E_45, 0x4C_41_4E_52
+"""
+The first half of the numbers of advisory locks: "LANE" of transactions that write, "LANR" of those
+that read a schema that may move.
+"""
+
+
+def lock_number(schema: str) -> int:
+    """The second half of the numbers of a schema's advisory locks."""
+    number = zlib.crc32(schema.encode())
+    return number - (1 << 32 if number >= 1 << 31 else 0)
 
 
 class _Lock:
@@ -150,10 +168,11 @@ class Store:
         durability: str,
         *,
         create: bool = True,
+        server: ShardServer | None = None,
     ) -> None:
-        """`place`: its path is the schema."""
+        """`place`: its path is the schema. `server`: where the schema may move."""
         assert place.path is not None
-        self.address, self._place = address, place
+        self.address, self._place, self._server = address, place, server
         self.schema = schema = place.path
         self.name = f"{address.name} schema {schema}"
         self.lock = _Lock()
@@ -169,10 +188,11 @@ class Store:
         """When a transaction waited for another process the last time."""
         self._quickest = float("inf")
         """Seconds of the shortest wait for the lock: a round trip."""
-        number = zlib.crc32(schema.encode())
-        numbers = LOCK_CLASS, number - (1 << 32 if number >= 1 << 31 else 0)
+        number = lock_number(schema)
+        numbers = LOCK_CLASS, number
         self._lock_text, self._try_text = _LOCK.format(*numbers), _TRY_LOCK.format(*numbers)
-        self._end_stuck_text = _END_STUCK.format(LOCK_CLASS, number)
+        self._end_stuck_text = _END_STUCK.format(LOCK_CLASS, number % (1 << 32))
+        self._read_lock = [_SHARED_LOCK.format(READ_CLASS, number)] if server else []
         self._before: tuple[list[str], list[str]] = [], []
         """Behind a pooler: the settings of a transaction, and those of a durable one."""
         self._later: dict[int, tuple[int, int]] = {}
@@ -190,19 +210,56 @@ class Store:
     # Opening
 
     def _open(self, *, create: bool = False) -> Connection:
+        connection = None
         try:
-            connection = self.connect()
-            try:
-                self._check_server(connection)
-                self._check_schema(connection, create=create)
-            except BaseException:
-                connection.close()
-                raise
+            for left in reversed(range(MOST_MOVES)):
+                connection = self._try_to_open(create=create, may_move=left > 0)
+                if connection is not None:
+                    break
         except psycopg.Error as error:
             raise self.explain(error) from error
+        assert connection is not None
         self._flusher.close()  # so it is connected to the same server as this connection
         self._connection = opened = Connection(connection, self._version)
         return opened
+
+    def _try_to_open(self, *, create: bool, may_move: bool) -> ServerConnection | None:
+        """A connection on which the schema is; None: it has just moved, so try again."""
+        place = None
+        if self._server is not None:
+            place = self._server.find()
+            self.address = self._server.address(place)
+            self.name = f"{self.address.name} schema {self.schema}"
+        connection = self.connect()
+        try:
+            self._check_server(connection)
+            self._check_schema(connection, create=create)
+        except BaseException as error:
+            has_moved = (
+                isinstance(error, NoNamespace | psycopg.errors.UndefinedTable)
+                and may_move
+                and self._server is not None
+                and self._server.follow(connection, place)
+            )
+            connection.close()
+            if has_moved:
+                return None
+            raise
+        return connection
+
+    def _has_moved(self, error: psycopg.Error, moves: int) -> bool:
+        """
+        Whether a failed first statement means that the schema is on another server. Then a
+        connection to that is open. `moves`: how often it has moved in this call.
+        """
+        is_missing = isinstance(error, psycopg.errors.UndefinedTable)
+        if self._server is None or not is_missing or moves >= MOST_MOVES:
+            return False
+        with contextlib.suppress(psycopg.Error):  # the copy has what this process had committed
+            self._flusher.flush(self.written, self.written)
+        self._drop()
+        self._open()
+        return True
 
     def _connect_flusher(self) -> psycopg.Connection[Any]:
         connection = self.connect()
@@ -364,7 +421,7 @@ class Store:
     def _begin(self, reads: Sequence[Read], *, changes_queue: bool, durable: bool) -> Connection:
         """Begin a transaction under the lock; on a new connection if the old one is lost."""
         connection = self._usable()
-        began, was_lost = time.monotonic(), False
+        began, was_lost, moves = time.monotonic(), False, 0
         while True:
             try:
                 if durable and self._durability != "memory" and not connection.is_pooled:
@@ -377,6 +434,8 @@ class Store:
                     if time.monotonic() - began >= LOCK_SECONDS:
                         raise self.explain(error) from error
                     self._end_stuck_holder()
+                elif self._has_moved(error, moves):
+                    moves += 1
                 elif was_lost or not isinstance(error, psycopg.OperationalError):
                     raise self.explain(error) from error
                 else:
@@ -459,10 +518,9 @@ class Store:
                 assert self._connection is not None
                 yield self._connection
                 return
-            connection = self._usable()
+            connection = self._begin_reading()
             self._in_transaction = True
             try:
-                connection.begin_reading((_BEGIN_READING, *self._before[0]))
                 yield connection
                 connection.end_reading()
             except BaseException as error:
@@ -472,6 +530,26 @@ class Store:
                 raise
             finally:
                 self._in_transaction = False
+
+    def _begin_reading(self) -> Connection:
+        moves = 0
+        while True:
+            connection = self._usable()
+            try:
+                connection.begin_reading(
+                    (_BEGIN_READING, *self._before[0], *self._read_lock),
+                    checks=self._server is not None,
+                )
+            except psycopg.Error as error:
+                self._roll_back(connection, error)
+                if not self._has_moved(error, moves):
+                    raise self.explain(error) from error
+                moves += 1
+            except BaseException as error:
+                self._roll_back(connection, error)
+                raise
+            else:
+                return connection
 
     def run_durably(self, name: str, *values: Any) -> list[Any]:
         with self.writing(durable=True, changes_queue=False, syncs=False) as connection:
