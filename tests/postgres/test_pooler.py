@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ import pytest
 from laneway.engines import check_server, open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.engines.postgres.address import parse
+from laneway.engines.postgres.store import Store
 from laneway.errors import EngineUnavailable, UsageError
 from laneway.message import Draft, Settlement
 from laneway.testing.postgres_server import PostgresServer
@@ -25,6 +28,7 @@ from tests.postgres.test_wakeup import Waiter, sleepers
 from tests.postgres.traffic import BATCH, Publisher
 
 Opened = Callable[..., FullEngine]
+Forked = Callable[[Callable[[], object]], int]
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,34 @@ def test_more_clients_than_connections(pooler: Pgbouncer, opened: Opened) -> Non
         found = [each for ids in threads.map(work, range(6)) for each in ids]
     assert sorted(found) == sorted(f"m{1_000 * n + each}" for n in range(6) for each in range(200))
     assert [check for check in engines[0].doctor() if not check.ok] == []
+
+
+def stop_while_it_is_sent_an_answer(store: Store) -> None:
+    """Stop inside a transaction, without having read 5 MB."""
+    with store.writing(durable=False) as connection:
+        connection.pipeline.send("SELECT repeat('x', 10000) FROM generate_series(1, 500)")
+        connection.pipeline.send_sync()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stop_between_statements(store: Store) -> None:
+    """Stop inside a transaction when all is read."""
+    with store.writing(durable=False) as connection:
+        connection.one("turn_read")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("stop", [stop_while_it_is_sent_an_answer, stop_between_statements])
+def test_a_stopped_client_loses_the_lock(
+    pooler: Pgbouncer, opened: Opened, forked: Forked, stop: Callable[[Store], None]
+) -> None:
+    """The server sees it through the pooler, and others go on."""
+    engine = opened(pooler.url)
+    settings = Settings(namespace=engine.namespace)  # type: ignore[attr-defined]
+    pid = forked(lambda: stop(store_of(open_engine(pooler.url, settings))))
+    os.waitpid(pid, os.WUNTRACED)
+    engine.put(some(3))
+    assert sorted(drain(engine)) == ["m0", "m1", "m2"]
 
 
 def test_settings_end_with_the_transaction(pooler: Pgbouncer, opened: Opened) -> None:
