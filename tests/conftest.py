@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -17,6 +21,47 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 settings.register_profile("fixed", derandomize=True, deadline=None)
 if "HYPOTHESIS_PROFILE" not in os.environ:
     settings.load_profile("fixed")  # the same examples in each run; `default` draws others
+
+MEMORY = Path("/dev/shm")
+"""A file system in memory: a third of the processor time of a SQLite test is that of syncs."""
+
+NEEDED = 4 << 30
+"""Bytes that must be free there; a container often has 64 MiB."""
+
+PREFIX = "laneway-tests-"
+FAILED: list[int] = []
+"""The exit status of a run with failures."""
+
+
+def use_memory() -> None:
+    """
+    Put temporary files into a folder in memory, unless TMPDIR names another place. It is removed
+    at the end of a run without failures, otherwise by the next run.
+    """
+    if "TMPDIR" in os.environ or not (MEMORY.is_dir() and os.access(MEMORY, os.W_OK)):
+        return
+    if shutil.disk_usage(MEMORY).free < NEEDED:
+        return
+    for left in MEMORY.glob(f"{PREFIX}*"):
+        if not Path(f"/proc/{left.name.removeprefix(PREFIX)}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    folder = MEMORY / f"{PREFIX}{os.getpid()}"
+    folder.mkdir(mode=0o711, exist_ok=True)  # servers of another user are inside
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    atexit.register(_remove, folder)
+
+
+def _remove(folder: Path) -> None:
+    if not FAILED and folder.name == f"{PREFIX}{os.getpid()}":  # no fork of this process
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+use_memory()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if exitstatus:
+        FAILED.append(exitstatus)
 
 
 @pytest.hookimpl(optionalhook=True)  # `make fuzz` runs without xdist
