@@ -28,7 +28,7 @@ from laneway.units import SECOND
 from tests.seeds import seed_for
 
 SOURCE = str(Path(__file__).parents[2] / "src")
-ROUNDS = int(os.environ.get("LANEWAY_KILLS", "12"))
+ROUNDS = int(os.environ.get("LANEWAY_KILLS", "8"))
 LEASE_SECONDS = 1.0
 
 PRODUCER = """

@@ -26,7 +26,7 @@ from tests.seeds import seed_for
 if TYPE_CHECKING:
     from pathlib import Path
 
-ROUNDS = int(os.environ.get("LANEWAY_KILLS", "20"))
+ROUNDS = int(os.environ.get("LANEWAY_KILLS", "12"))
 
 COMMON = """
 import itertools, random, sqlite3, sys, time

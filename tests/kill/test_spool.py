@@ -20,7 +20,7 @@ from laneway.message import Settlement
 from laneway.testing.servers import Server
 from tests.seeds import seed_for
 
-ROUNDS = int(os.environ.get("LANEWAY_KILLS", "12"))
+ROUNDS = int(os.environ.get("LANEWAY_KILLS", "8"))
 TOPICS = 5
 
 PRODUCER = """
