@@ -50,7 +50,7 @@ def round_trip(connection: Connection) -> None:
         for queue, key in ((direct, "media.video"), (topic, "order.paid"), (fanout[0], "")):
             producer.publish(key or "news", exchange=queue.exchange, routing_key=key)
         producer.publish("not bound", exchange=topic.exchange, routing_key="user.new")
-        drain(connection, 4)
+        drain(connection, got, 4)
     assert sorted(got) == ["media.video", "news", "news", "order.paid"]
     with connection.SimpleQueue("plain") as plain:
         plain.put({"n": 1})
@@ -128,7 +128,7 @@ def test_expiration(connect: Connect) -> None:
     until(lambda: time.monotonic() > published + 0.1, "they have expired")
     reader, got = consumer(connection, queue, Queue("u"))
     with reader:
-        drain(connection, 1)
+        drain(connection, got, 1)
         assert is_drained(connection)
     assert got == ["stays"]
 
@@ -156,14 +156,14 @@ def test_prefetch(connect: Connect) -> None:
     reader = Consumer(connection.channel(), [queue], callbacks=[lambda _, m: held.append(m)])
     reader.qos(prefetch_count=2)
     with reader:
-        drain(connection, 2)
+        drain(connection, held, 2)
         assert is_drained(connection)
         assert app_of(connection).topic("f").stats().leased == 2
         held[0].ack()
-        drain(connection, 1)
+        drain(connection, held, 3)
         assert [message.payload for message in held] == [0, 1, 2]
         reader.qos(prefetch_count=4)
-        drain(connection, 2)
+        drain(connection, held, 5)
 
 
 def test_cancelled_consumer_gives_back(connect: Connect) -> None:
@@ -231,13 +231,13 @@ def test_fair_queues(connect: Connect) -> None:
     )
     reader.qos(prefetch_count=4)
     with reader:
-        drain(connection, 120)
+        drain(connection, order, 120)
     assert max(n for n, each in enumerate(order) if each == "quiet") < 70
     producer.publish("x", routing_key="other.a")
     producer.publish("y", routing_key="customer.a")
     patterned, got = consumer(connect(), Queue("customer.*"))
     with patterned:
-        drain(patterned.connection, 1)
+        drain(patterned.connection, got, 1)
         assert is_drained(patterned.connection)
     assert got == ["y"]
 
@@ -266,7 +266,7 @@ def test_subscription_is_restored(connect: Connect, monkeypatch: pytest.MonkeyPa
         topic.unsubscribe("s")
         until(topic.subscriptions, "it is there again")
         Producer(connection.channel()).publish("x", exchange="fan")
-        drain(connection, 1)
+        drain(connection, got, 1)
     assert got == ["x"]
 
 

@@ -395,7 +395,13 @@ class Channel(virtual.Channel):
                 return None
 
             def hand_over(deliveries: list[Delivery]) -> None:
-                entries = [(self, delivery) for delivery in deliveries]
+                unwanted = [
+                    delivery
+                    for delivery in deliveries
+                    if self._queue_of_topic(delivery.topic) is None  # cancelled meanwhile
+                ]
+                self._app.release_many(unwanted, begun=False)
+                entries = [(self, each) for each in deliveries if each not in unwanted]
                 self._transport.inbox.put(entries, is_urgent=is_urgent)
 
             pump = Pump(self._app, pool, self._lease, hand_over, self._renew)

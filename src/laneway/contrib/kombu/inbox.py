@@ -27,6 +27,9 @@ class Inbox(Generic[T]):
         self._inner: socket.socket | None = None
         self._waker: socket.socket | None = None
 
+    def __len__(self) -> int:
+        return len(self._urgent) + len(self._others)
+
     def put(self, entries: Iterable[T], *, is_urgent: bool) -> None:
         """Add entries."""
         with self._changed:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kombu.transport import base, virtual
 
 from laneway import Delivery, EngineUnavailable, Laneway
+from laneway.contrib.kombu import channel
 from laneway.contrib.kombu.apps import PREFIX, app_of
-from laneway.contrib.kombu.channel import Channel
 from laneway.contrib.kombu.inbox import Inbox
 from laneway.printable import redacted
 
@@ -41,7 +41,7 @@ class Transport(virtual.Transport):
     Celery, takes them from an inbox and calls the consumers.
     """
 
-    Channel = Channel
+    Channel = channel.Channel
     can_parse_url = True
     driver_type = "laneway"
     driver_name = "laneway"
@@ -56,7 +56,7 @@ class Transport(virtual.Transport):
         super().__init__(client, **options)
         self.app = app_of(client.hostname or "", client.transport_options)
         self.state = _states[self.app]
-        self.inbox: Inbox[tuple[Channel, Delivery]] = Inbox()
+        self.inbox: Inbox[tuple[channel.Channel, Delivery]] = Inbox()
         self._loop: Any = None
 
     def driver_version(self) -> str:
@@ -87,17 +87,27 @@ class Transport(virtual.Transport):
     # Receiving
 
     def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
-        """Call the consumer of one message. Raises TimeoutError if none comes within `timeout`."""
+        """
+        Call the consumers of the messages that are there, and wait for the first one. Raises
+        TimeoutError if none comes within `timeout`.
+        """
         del connection
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
+        is_received = False
+        while not is_received:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             entry = self.inbox.take(left)
             if entry is None:
                 raise socket.timeout  # noqa: UP041  # kombu's name of TimeoutError
-            channel, delivery = entry
-            if channel.receive(delivery):
-                return
+            others = len(self.inbox)
+            is_received = self._receive(entry)
+            for _ in range(others):
+                if (entry := self.inbox.take()) is not None:
+                    is_received |= self._receive(entry)
+
+    def _receive(self, entry: tuple[channel.Channel, Delivery]) -> bool:
+        receiver, delivery = entry
+        return receiver.receive(delivery)
 
     def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
         """Let the event loop of a worker of Celery call the consumers."""
@@ -109,5 +119,4 @@ class Transport(virtual.Transport):
         """Call the consumer of one message; the loop calls it again while there are others."""
         entry = self.inbox.take()
         if entry is not None:
-            channel, delivery = entry
-            channel.receive(delivery)
+            self._receive(entry)
