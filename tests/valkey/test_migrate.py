@@ -6,8 +6,12 @@ broke off goes on.
 from __future__ import annotations
 
 import secrets
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import cast
 
@@ -22,9 +26,26 @@ from laneway.engines.valkey.migrating import MigratingShards
 from laneway.history.records import Row, encode
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
+from laneway.testing.servers import until
+from tests.conformance import postgres_setups
 from tests.conformance.valkey_setups import cluster, server
 
 Opened = Callable[..., FullEngine]
+URLS: dict[str, Callable[[], str]] = {
+    "server": lambda: server().url,
+    "cluster": cluster,
+    "files": lambda: "sqlite:///{folder}/{name}?shards=4",
+    "sqlite": lambda: "sqlite:///{folder}/{name}.db",
+    "postgres": lambda: postgres_setups.server().url,
+    "schemas": lambda: f"{postgres_setups.server().url}?shards=4",
+}
+SERVERS = ["server", "cluster", "files", "postgres", "schemas"]
+
+
+def url_of(kind: str, folder: Path, name: str) -> str:
+    return URLS[kind]().format(folder=folder, name=name)
+
+
 CHANGES = ("seq", "state", "fence", "deadline_us")
 
 
@@ -82,14 +103,13 @@ def everything(engine: FullEngine) -> list[dict[str, object]]:
     return sorted(caught, key=lambda each: (str(each["topic"]), str(each["id"])))
 
 
-@pytest.mark.parametrize("where", ["server", "cluster", "files"])
+@pytest.mark.parametrize("where", SERVERS)
 def test_there_and_back(opened: Opened, tmp_path: Path, where: str) -> None:
     first, last = (
         opened(f"sqlite:///{tmp_path}/a.db", namespace="default"),
         opened(f"sqlite:///{tmp_path}/b.db", namespace="default"),
     )
-    urls: dict[str, Callable[[], str]] = {"server": lambda: server().url, "cluster": cluster}
-    between = opened(f"sqlite:///{tmp_path}/q?shards=4" if where == "files" else urls[where]())
+    between = opened(url_of(where, tmp_path, "q"))
     fill(first)
     before, order = everything(first), [view.id for view in first.topic_peek("a.1", limit=30)]
     for old, new in ((first, between), (between, last)):
@@ -141,8 +161,13 @@ class Dying:
 @pytest.mark.parametrize(
     "arrives", [False, True], ids=["before it arrived", "before the source knew"]
 )
-@pytest.mark.parametrize("target", ["sqlite", "valkey", "files"])
-@pytest.mark.parametrize("source", ["sqlite", "valkey", "files"])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        *product(("sqlite", "server", "files"), repeat=2),
+        *(("postgres", "server"), ("sqlite", "schemas")),
+    ],
+)
 def test_a_move_that_broke_off_goes_on(
     opened: Opened,
     tmp_path: Path,
@@ -153,13 +178,7 @@ def test_a_move_that_broke_off_goes_on(
     arrives: bool,
 ) -> None:
     monkeypatch.setattr("laneway.cli.migrate.PAGE", 7)
-    urls = {
-        "sqlite": "sqlite:///{folder}/{name}.db",
-        "valkey": server().url,
-        "files": "sqlite:///{folder}/{name}?shards=4",
-    }
-    old = opened(urls[source].format(folder=tmp_path, name="old"))
-    new = opened(urls[target].format(folder=tmp_path, name="new"))
+    old, new = opened(url_of(source, tmp_path, "old")), opened(url_of(target, tmp_path, "new"))
     fill(old)
     before = everything(old)
     for pages in (0, 2, 3):
@@ -167,6 +186,51 @@ def test_a_move_that_broke_off_goes_on(
             move(old, cast("FullEngine", Dying(new, pages, arrives=arrives)), quiet, wait=True)
     move(old, new, quiet, wait=True)
     assert everything(new) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        *(("sqlite", "postgres"), ("postgres", "server")),
+        *(("server", "schemas"), ("schemas", "sqlite")),
+    ],
+)
+def test_a_move_while_both_are_in_use(
+    opened: Opened, tmp_path: Path, source: str, target: str
+) -> None:
+    """One program publishes to the old store, and workers run on both: each message ends once."""
+    old, new = opened(url_of(source, tmp_path, "old")), opened(url_of(target, tmp_path, "new"))
+    names = [f"m{n}" for n in range(60)]
+    acked: Counter[str] = Counter()
+    is_done = threading.Event()
+
+    def publish() -> None:
+        for n, name in enumerate(names):
+            old.put([Draft(f"t.{n % 7}", b"x", id=name, delay_us=50_000 if n % 5 == 0 else 0)])
+
+    def work(engine: FullEngine) -> None:
+        while not is_done.is_set():
+            engine.wait(0.02)
+            leases = engine.lease(3).leases
+            answers = engine.settle([Settlement(each.handle, each.fence) for each in leases])
+            for lease, answer in zip(leases, answers, strict=True):
+                acked[lease.id] += answer == "acked"
+
+    with ThreadPoolExecutor() as pool:
+        publishes = pool.submit(publish)
+        works = [pool.submit(work, engine) for engine in (old, new)]
+        try:
+            while not publishes.done():
+                move(old, new, quiet, wait=False)
+            publishes.result()
+            move(old, new, quiet, wait=True)
+            until(lambda: not new.overview().waiting + new.overview().leased, "all is done")
+        finally:
+            is_done.set()
+        for each in works:
+            each.result()
+    assert acked == Counter(names)
+    assert [check for engine in (old, new) for check in engine.doctor() if not check.ok] == []
 
 
 def test_a_page_does_not_read_the_lanes_that_were_emptied(
@@ -193,8 +257,11 @@ def test_a_page_does_not_read_the_lanes_that_were_emptied(
     assert move(old, new, quiet, wait=True)["messages"] == 43, "also behind the last page's lane"
 
 
-def test_what_a_worker_holds_stays_until_it_ends(opened: Opened, tmp_path: Path) -> None:
-    old, new = opened(f"sqlite:///{tmp_path}/a.db"), opened(server().url)
+@pytest.mark.parametrize(("source", "target"), [("sqlite", "server"), ("postgres", "sqlite")])
+def test_what_a_worker_holds_stays_until_it_ends(
+    opened: Opened, tmp_path: Path, source: str, target: str
+) -> None:
+    old, new = opened(url_of(source, tmp_path, "old")), opened(url_of(target, tmp_path, "new"))
     old.put([Draft("t", b"1"), Draft("t", b"2")])
     (held,) = old.lease(1).leases
     assert move(old, new, quiet, wait=False)["still leased"] == 1
@@ -216,12 +283,11 @@ def test_what_a_worker_holds_stays_until_it_ends(opened: Opened, tmp_path: Path)
     assert sorted(lease.body for lease in new.lease(10).leases) == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("where", ["server", "cluster", "files"])
+@pytest.mark.parametrize("where", ["server", "cluster", "files", "postgres"])
 def test_messages_behind_their_keys_move(opened: Opened, tmp_path: Path, where: str) -> None:
     """The limits of keys hold there as well, for what waits in the order of each key."""
-    urls: dict[str, Callable[[], str]] = {"server": lambda: server().url, "cluster": cluster}
     old = opened(f"sqlite:///{tmp_path}/a.db", namespace="default")
-    new = opened(f"sqlite:///{tmp_path}/q?shards=2" if where == "files" else urls[where]())
+    new = opened(url_of(where, tmp_path, "q"))
     old.policy_set("code", "slow", {"key_rate": 0.001})
     old.policy_set("code", "narrow", {"key_concurrency": 1})
     for topic in ("slow", "narrow"):
@@ -249,12 +315,11 @@ def test_messages_behind_their_keys_move(opened: Opened, tmp_path: Path, where: 
     assert [check for engine in (old, new) for check in engine.doctor() if not check.ok] == []
 
 
-@pytest.mark.parametrize("where", ["server", "cluster", "files"])
+@pytest.mark.parametrize("where", ["server", "cluster", "files", "schemas"])
 def test_subscriptions_of_patterns_move(opened: Opened, tmp_path: Path, where: str) -> None:
     """With their policies and what waits; the next consumer's fence is larger."""
-    urls: dict[str, Callable[[], str]] = {"server": lambda: server().url, "cluster": cluster}
     name = secrets.token_hex(6)
-    url = f"sqlite:///{tmp_path}/q?shards=2" if where == "files" else urls[where]()
+    url = url_of(where, tmp_path, "q")
     with (
         Laneway(f"sqlite:///{tmp_path}/a.db", namespace=name) as old,
         Laneway(url, namespace=name) as new,
@@ -279,9 +344,12 @@ def test_subscriptions_of_patterns_move(opened: Opened, tmp_path: Path, where: s
             assert sorted(each.body for each in found) == list(range(9))
 
 
-def test_the_history_moves(opened: Opened, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "target"), [("sqlite", "server"), ("server", "postgres"), ("schemas", "sqlite")]
+)
+def test_the_history_moves(opened: Opened, tmp_path: Path, source: str, target: str) -> None:
     """Rows of the old store are there; a second copy, and later rows of the new one, stay."""
-    old, new = opened(f"sqlite:///{tmp_path}/a.db"), opened(server().url)
+    old, new = opened(url_of(source, tmp_path, "old")), opened(url_of(target, tmp_path, "new"))
     row = Row(at_us=0, begin_us=0, end_us=9, waiting=3, cells=[], waits=[])
     newer = msgspec.structs.replace(row, at_us=7_200_000_000)
     assert old.history_write("x", None, {"10:0": encode(row), "60:7": encode(row)})
@@ -292,18 +360,17 @@ def test_the_history_moves(opened: Opened, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "target"), [("sqlite", "cluster"), ("cluster", "files"), ("files", "sqlite")]
+    ("source", "target"),
+    [
+        *(("sqlite", "cluster"), ("cluster", "files")),
+        *(("files", "postgres"), ("schemas", "sqlite")),
+    ],
 )
 def test_a_spool_goes_on_with_the_other_store(
     opened: Opened, tmp_path: Path, source: str, target: str
 ) -> None:
     """A batch without an answer is repeated there: what the old store took is not stored again."""
-    urls: dict[str, Callable[[str], str]] = {
-        "sqlite": lambda name: f"sqlite:///{tmp_path}/{name}.db",
-        "cluster": lambda _: cluster(),
-        "files": lambda name: f"sqlite:///{tmp_path}/{name}?shards=4",
-    }
-    old, new = opened(urls[source]("old")), opened(urls[target]("new"))
+    old, new = opened(url_of(source, tmp_path, "old")), opened(url_of(target, tmp_path, "new"))
     old.policy_set("code", "full", {"max_backlog": 1})
     batch = [Draft(f"t.{n}", b"%d" % n, id=f"m{n}", sticky=True) for n in range(8)]
     batch += [Draft("full", b"x", id=name, sticky=True) for name in ("x", "y")]
