@@ -5,9 +5,15 @@ nothing that was accepted is lost, nothing is settled twice, and programs contin
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from laneway.engines.base import FullEngine
@@ -15,7 +21,7 @@ from laneway.engines.postgres import flusher, pipeline, store, wakeup
 from laneway.engines.postgres.connecting import NoAnswer
 from laneway.engines.postgres.connection import Connection
 from laneway.errors import EngineUnavailable
-from laneway.testing.postgres_server import PostgresServer
+from laneway.testing.postgres_server import NOBODY, PostgresServer
 from tests.postgres.conftest import drain, some, store_of
 from tests.postgres.network import Network
 from tests.postgres.standby import Standby
@@ -201,3 +207,136 @@ def test_a_worker_follows_a_failover(pair: tuple[PostgresServer, Standby]) -> No
         standby.execute("SELECT pg_promote(wait => false)")
         traffic.wait_for_more()
         traffic.end()
+
+
+@pytest.fixture
+def small() -> Iterator[PostgresServer]:
+    """A server whose data is on a small disk."""
+    server = PostgresServer(
+        fsync="off", max_wal_size="'32MB'", min_wal_size="'32MB'", shared_buffers="'16MB'"
+    )
+    mount = ["mount", "-t", "tmpfs", "-o", f"size=120m,uid={NOBODY},mode=700", "tmpfs"]
+    if subprocess.run([*mount, str(server.folder)], check=False, capture_output=True).returncode:
+        server.close()
+        pytest.skip("only root can mount a small disk")
+    try:
+        with server:
+            yield server
+    finally:
+        subprocess.run(["umount", "-l", str(server.folder)], check=True)
+        server.folder.rmdir()
+
+
+def _fill(disk: Path) -> Path:
+    """Leave no room on a disk; returns the file to remove."""
+    balloon = disk / "balloon"
+    with contextlib.suppress(OSError), balloon.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(65_536))
+    return balloon
+
+
+def test_a_server_without_room_for_tables(opened: Opened, small: PostgresServer) -> None:
+    """Its log has room: a call fails, says why and changes nothing; later ones work."""
+    server = PostgresServer(fsync="off")
+    with server:
+        (small.folder / "tables").mkdir()
+        shutil.chown(small.folder / "tables", NOBODY, NOBODY)
+        server.execute(f"CREATE TABLESPACE small LOCATION '{small.folder}/tables'")
+        server.execute("ALTER SYSTEM SET default_tablespace = 'small'")
+        server.execute("SELECT pg_reload_conf()")
+        engine = opened(server.url)
+        accepted = [each.id for each in engine.put(some(20))]
+        balloon = _fill(small.folder)
+        failures: list[EngineUnavailable] = []
+        start = 100
+        while not failures:
+            start += 20
+            drafts = some(20, start=start)
+            for draft in drafts:
+                draft.body = bytes(2000)
+            try:
+                accepted += [each.id for each in engine.put(drafts)]
+            except EngineUnavailable as error:
+                failures.append(error)
+        assert "disk is full" in str(failures[0])
+        assert failures[0].applied is False
+        balloon.unlink()
+        accepted += [each.id for each in engine.put(drafts)]
+        assert sorted(drain(engine)) == sorted(accepted)
+        assert [check for check in engine.doctor() if not check.ok] == []
+        engine.close()
+
+
+def test_a_server_without_room_for_its_log(opened: Opened, small: PostgresServer) -> None:
+    """It ends. What was accepted is there when it has room and is started again."""
+    engine = opened(small.url)
+    accepted = {each.id for each in engine.put(some(20))}
+    balloon = _fill(small.folder)
+    failures: list[EngineUnavailable] = []
+    tried, start = set(accepted), 100
+    while not failures:
+        start += 20
+        drafts = some(20, start=start)
+        for draft in drafts:
+            draft.body = bytes(20_000)
+        tried |= {str(draft.id) for draft in drafts}
+        try:
+            accepted |= {each.id for each in engine.put(drafts)}
+        except EngineUnavailable as error:
+            failures.append(error)
+    assert "\n" not in str(failures[0])
+    balloon.unlink()
+    small.kill()
+    small.start()
+    again = {each.id for each in engine.put(drafts)}
+    ids = drain(engine)
+    assert accepted | again <= set(ids) <= tried
+    assert len(ids) == len(set(ids))
+
+
+def test_no_free_connection_under_traffic() -> None:
+    """Programs that lose their connections continue as soon as they get new ones."""
+    with PostgresServer(
+        fsync="off", max_connections=12, superuser_reserved_connections=2, reserved_connections=0
+    ) as server:
+        server.execute("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app")
+        url = server.url.replace("postgres@", "app@")
+        with Traffic(url, "crowded") as traffic:
+            traffic.wait_for_more()
+            others: list[psycopg.Connection[Any]] = []
+
+            def take_all() -> None:
+                with contextlib.suppress(psycopg.OperationalError):
+                    while True:
+                        others.append(psycopg.connect(url))
+
+            take_all()
+            server.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name = 'laneway'"
+            )
+            take_all()
+            traffic.wait_for_a_failure()
+            assert "no free connection" in "".join(each.last_failure for each in traffic.publishers)
+            for other in others:
+                other.close()
+            traffic.wait_for_more()
+            traffic.end()
+
+
+def test_a_primary_that_becomes_a_standby(
+    opened: Opened, pair: tuple[PostgresServer, Standby]
+) -> None:
+    """A read-only server is named as such, when it is opened and in an open engine."""
+    primary, standby = pair
+    with pytest.raises(EngineUnavailable, match="read-only standby; name the primary"):
+        opened(standby.url)
+    engine = opened(primary.url)
+    engine.put(some(1))
+    primary.stop()
+    (primary.folder / "data" / "standby.signal").touch()
+    primary.start()
+    with pytest.raises(EngineUnavailable, match="read-only standby; name the primary") as caught:
+        engine.put(some(1, start=1))
+    assert caught.value.applied is False
