@@ -14,20 +14,13 @@ from laneway.engines.base import FullEngine, Settings
 from laneway.errors import TopicInUse
 from laneway.message import Draft, Settlement
 from tests.conformance import postgres_setups, valkey_setups
-from tests.conformance.valkey_setups import REDIS
 
 Opened = Callable[[], FullEngine]
 
 ONLY_THE_RATE = [("code", "a.*", {"rate": 1.0})]
 
 
-@pytest.fixture(
-    params=[
-        "files",
-        "schemas",
-        pytest.param("valkey", marks=pytest.mark.skipif(not REDIS, reason="no server")),
-    ]
-)
+@pytest.fixture(params=["files", "schemas", "valkey"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     """Opens one namespace of four shards, several times if need be, and closes it."""
     url = f"sqlite:///{tmp_path}/q"
@@ -70,8 +63,7 @@ def changes_of(topic: str) -> list[tuple[str, dict[str, Any]]]:
     return [(topic, {"partitions": 4}), ("b.*", {"buckets": 4}), ("*", {"partitions": 3})]
 
 
-@pytest.mark.parametrize("shard", range(4))
-@pytest.mark.parametrize("change", range(3))
+@pytest.mark.parametrize(("shard", "change"), [(0, 0), (1, 1), (2, 2), (3, 0)])
 def test_a_refused_change_holds_nowhere(opened: Opened, shard: int, change: int) -> None:
     engine, other = opened(), opened()
     engine.policy_set("code", "a.*", {"rate": 1})
@@ -90,8 +82,7 @@ def test_a_refused_change_holds_nowhere(opened: Opened, shard: int, change: int)
     assert wrong(engine) == wrong(other) == []
 
 
-@pytest.mark.parametrize("shard", range(1, 4))
-@pytest.mark.parametrize("change", range(3))
+@pytest.mark.parametrize(("shard", "change"), [(1, 0), (2, 1), (3, 2)])
 def test_a_change_that_is_refused_late_is_undone(
     opened: Opened, shard: int, change: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
