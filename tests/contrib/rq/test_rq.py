@@ -86,6 +86,30 @@ def test_queues_are_served_in_their_order(connection: redis.Redis) -> None:
     assert rq_jobs.RAN == ["high 0", "high 1", "low 0", "low 1"]
 
 
+def test_a_pattern_serves_its_queues_in_fair_order(connection: redis.Redis) -> None:
+    """`customer.*` needs no names, and a customer with many jobs does not delay the others."""
+    for name, count in (("customer.a", 20), ("customer.b", 2), ("other", 1)):
+        for _ in range(count):
+            Queue(name, connection=connection).enqueue(rq_jobs.record, name)
+    work(connection, "customer.*")
+    assert rq_jobs.RAN.count("customer.a") == 20
+    assert "other" not in rq_jobs.RAN
+    assert rq_jobs.RAN[:8].count("customer.b") == 2
+
+
+def test_the_registries_of_a_pattern(connection: redis.Redis) -> None:
+    """The worker of a pattern maintains the registries of its queues."""
+    queue = Queue("customer.a", connection=connection)
+    queue.enqueue(rq_jobs.record, "a", result_ttl=500)
+    work(connection, "customer.*")
+    connection.zadd(queue.finished_job_registry.key, {"old": 1})
+    connection.delete(queue.registry_cleaning_key)
+    worker = QuickWorker(["customer.*"], connection=connection)
+    worker.clean_registries()
+    assert worker.queue_names() == ["customer.*"]
+    assert connection.zscore(queue.finished_job_registry.key, "old") is None
+
+
 def test_rate_of_a_queue(connection: redis.Redis) -> None:
     """A policy's rate holds: a burst worker ends when no job may run now."""
     queue = Queue("low", connection=connection)
@@ -246,6 +270,7 @@ def test_a_worker_is_notified(connection: redis.Redis) -> None:
     worker.subscribe()
     job = queue.enqueue(rq_jobs.record, "a")
     assert queue.laneway.lease(topics=["low"], wait=20)[0].id == job.id
+    worker.queues = [Queue("lo*", connection=connection)]
     unique = queue.enqueue(rq_jobs.record, "b", job_id="b", unique=True)
     assert queue.laneway.lease(topics=["low"], wait=20)[0].id == unique.id
     worker.unsubscribe()

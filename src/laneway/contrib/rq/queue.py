@@ -33,6 +33,9 @@ BATCH = 500
 LOOK_SECONDS = 0.25
 """How often a worker that waits looks for ids that plain RQ pushed: it notifies nobody."""
 
+PATTERN_LOOK_SECONDS = 2.0
+"""The same for a worker of a pattern: it reads the names of all queues."""
+
 MOVING_MS = 2_000
 """How long a notified worker keeps others from publishing the same ids."""
 
@@ -100,6 +103,28 @@ class Queue(rq.Queue):
         if unique:  # pushed by a script of RQ
             self.connection.publish(CHANNEL, self.name)
         return job
+
+    def pushed_to(self) -> list[Queue]:
+        """The queue if its list has ids; for a pattern, those queues of RQ that it matches."""
+        keys = [self.key]
+        if self.name.endswith("*"):
+            known = map(as_text, self.connection.smembers(self.redis_queues_keys))
+            keys = [each for each in known if each.startswith(self.key[:-1])]
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for each in keys:
+                pipeline.exists(each)
+            exist = pipeline.execute()
+        return [self.of_key(key) for key, exists in zip(keys, exist, strict=True) if exists]
+
+    def of_key(self, key: str) -> Queue:
+        """The queue of a key, with this one's classes."""
+        found = type(self).from_queue_key(key, self.connection, self.job_class, self.serializer)
+        assert isinstance(found, Queue)
+        return found
+
+    def matches(self, name: str) -> bool:
+        """Whether it is the queue of this name, or a pattern that matches the name."""
+        return name == self.name or (self.name[-1:] == "*" and name.startswith(self.name[:-1]))
 
     def publish_once(self) -> None:
         """Publish the ids in RQ's list, unless another worker does."""
@@ -266,7 +291,8 @@ class Queue(rq.Queue):
         **more: Any,
     ) -> tuple[Job, rq.Queue] | None:
         """
-        The next job and its queue; strictly in the order of the queues.
+        The next job and its queue; strictly in the order of the queues, or in fair order if one
+        is a pattern such as `customer.*`.
 
         `timeout`: seconds to wait; then it raises DequeueTimeout. None: return None at once.
         `classes`, `more`: the classes of jobs, serializers and death penalties, as in RQ.
@@ -322,17 +348,23 @@ class Queue(rq.Queue):
 
 
 def _take(queues: Sequence[Queue], wait: float) -> Delivery | None:
-    """Lease a message of these queues, in order; wait for one, and for ids that RQ pushes."""
-    deadline = time.monotonic() + wait
-    first = queues[0]
-    keys = [each.key for each in queues]
+    """
+    Lease a message of these queues, in order, or in fair order if one is a pattern; wait for one,
+    and for ids that RQ pushes.
+    """
+    deadline, look_at = time.monotonic() + wait, 0.0
+    laneway, names = queues[0].laneway, [each.name for each in queues]
+    is_fair = any(each.endswith("*") for each in names)
     while True:
-        if first.connection.exists(*keys):
+        if time.monotonic() >= look_at:
             for each in queues:
-                each.publish_pushed()
+                for pushed in each.pushed_to():
+                    pushed.publish_pushed()
+            look_at = time.monotonic() + (PATTERN_LOOK_SECONDS if is_fair else 0)
         left = deadline - time.monotonic()
-        leased = first.laneway.lease(
-            topics=[each.name for each in queues], wait=min(max(left, 0.0), LOOK_SECONDS)
+        pause = min(max(left, 0.0), LOOK_SECONDS)
+        leased = laneway.lease(
+            topics=None if is_fair else names, only=names if is_fair else None, wait=pause
         )
         if leased:
             return leased[0]

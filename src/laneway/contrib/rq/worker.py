@@ -47,8 +47,8 @@ class LeasingWorker(BaseWorker):
     def _notified(self, message: dict[str, Any]) -> None:
         name = message["data"].decode()
         for each in self.queues:
-            if each.name == name and isinstance(each, Queue):
-                each.publish_once()
+            if isinstance(each, Queue) and each.matches(name):
+                each.of_key(f"{each.redis_queue_namespace_prefix}{name}").publish_once()
 
     def dequeue_job_and_maintain_ttl(self, *args: Any, **options: Any) -> Any:
         """Dequeue a job, and keep its lease."""
@@ -71,6 +71,21 @@ class LeasingWorker(BaseWorker):
         """Send RQ's heartbeats, and extend the lease."""
         super().maintain_heartbeats(job, *args)
         self._extend(job)
+
+    def clean_registries(self) -> None:
+        """Maintain RQ's registries, also those of the queues that a pattern matches."""
+        named, every = self.queues, Queue.all(self.connection, self.job_class, self.serializer)
+        patterns = [each for each in named if isinstance(each, Queue) and each.name[-1:] == "*"]
+        self.queues = [each for each in named if each not in patterns] + [
+            each for each in every if any(pattern.matches(each.name) for pattern in patterns)
+        ]
+        super().clean_registries()  # type: ignore[no-untyped-call]
+        self.queues = named
+
+    def reorder_queues(self, reference_queue: rq.Queue) -> None:
+        """Reorder as RQ does; the queues of a pattern have Laneway's order."""
+        if reference_queue in self.queues:
+            super().reorder_queues(reference_queue)
 
     def _extend(self, job: Job) -> None:
         for each in self._leases:
