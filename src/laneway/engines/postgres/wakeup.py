@@ -32,7 +32,6 @@ import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import psycopg
 from psycopg import sql
@@ -354,6 +353,9 @@ class _PresentResults(StoreResultListener):
         super().close()
 
 
+_pauses = forking.Pauses()
+
+
 class _Presence:
     """
     The rows in `sleeper` of one process, its channel, and the thread that listens to it. Errors of
@@ -370,7 +372,7 @@ class _Presence:
         self.channel = f"laneway_{secrets.token_hex(8)}"
         self._here: Counter[tuple[str, str]] = Counter()
         """How many listeners this process has, by kind and pool."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         """For the connection, and for what follows from it."""
         self._connection: psycopg.Connection[Any] | None = None
         self._thread: threading.Thread | None = None
@@ -378,11 +380,11 @@ class _Presence:
         self._is_closed = False
         self._retry_at = 0.0
         self._has_warned = False
-        _presences.add(self)
+        _pauses.add(self)
 
     def enter(self, kind: str, pool: str) -> None:
         """A listener of this process waits."""
-        with self._lock:
+        with self.lock:
             self._here[kind, pool] += 1
             if self._here[kind, pool] == 1:
                 self._usable()
@@ -392,7 +394,7 @@ class _Presence:
 
     def leave(self, kind: str, pool: str) -> None:
         """It does not wait any more."""
-        with self._lock:
+        with self.lock:
             self._here[kind, pool] -= 1
             if not self._here[kind, pool]:
                 del self._here[kind, pool]
@@ -401,13 +403,13 @@ class _Presence:
 
     def others(self, pool: str) -> list[tuple[str, str]]:
         """Channel and kind of the listeners of other processes in a pool."""
-        with self._lock:
+        with self.lock:
             return self._run(_OTHERS, (pool, self.channel, DEAD_SECONDS))
 
     def send(self, notifications: Iterable[tuple[str, str]]) -> None:
         """Notify: channel and text."""
         for channel, text in notifications:
-            with self._lock:
+            with self.lock:
                 self._run("SELECT pg_notify(%s, %s)", (channel, text))
 
     def forward(self, pool: str) -> None:
@@ -474,7 +476,7 @@ class _Presence:
     def _listen(self, waker: int) -> None:
         beat_at = time.monotonic() + BEAT_SECONDS
         while not self._is_closed:
-            with self._lock:
+            with self.lock:
                 connection = self._usable()
                 file = connection.fileno() if connection is not None else None
             poll = select.poll()
@@ -483,7 +485,7 @@ class _Presence:
                 poll.register(file, select.POLLIN)
             poll.poll(1000 * (max(beat_at - time.monotonic(), 0.0) if file else LOOK_AGAIN))
             texts: list[str] = []
-            with self._lock:
+            with self.lock:
                 if self._is_closed:
                     return
                 if time.monotonic() >= beat_at:
@@ -507,7 +509,7 @@ class _Presence:
 
     def close(self) -> None:
         """End the thread and remove the rows."""
-        with self._lock:
+        with self.lock:
             if self._is_closed:
                 return
             if self._here:
@@ -525,9 +527,10 @@ class _Presence:
             for file in waker:
                 os.close(file)
 
-    def forget(self) -> None:
+    def forget(self, *, is_quiet: bool) -> None:
         """In a forked child: the connection and the thread are the parent's."""
-        self._lock = threading.RLock()
+        del is_quiet
+        self.lock = threading.RLock()
         self._is_closed, self._thread = True, None
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -552,30 +555,3 @@ def _pages(ids: Sequence[str]) -> list[str]:
         if len(each.encode()) < MOST_BYTES:
             page += f"\n{each}"
     return [f"r{page[1:]}" for page in [*pages, page] if page]
-
-
-_presences: WeakSet[_Presence] = WeakSet()
-_paused: list[_Presence] = []
-
-
-def _before_fork(seconds: float) -> bool:
-    others = set(_presences).difference(_paused)
-    paused = [each for each in others if each._lock.acquire(timeout=seconds)]  # noqa: SLF001
-    _paused.extend(paused)
-    return len(paused) == len(others)
-
-
-def _after_fork_in_parent() -> None:
-    for presence in _paused:
-        presence._lock.release()  # noqa: SLF001
-    _paused.clear()
-
-
-def _after_fork_in_child() -> None:
-    _paused.clear()
-    for presence in list(_presences):
-        presence.forget()
-    _presences.clear()
-
-
-forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
