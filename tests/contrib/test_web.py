@@ -48,8 +48,6 @@ def client_of(module: str) -> Any:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The programs' stores are in the current folder."""
     monkeypatch.chdir(tmp_path)
-    # Litestar sets up logging for the whole process, and other tests follow
-    monkeypatch.setattr("logging.config.dictConfig", lambda _: None)
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:

@@ -21,6 +21,7 @@ import time
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import msgspec
 
@@ -140,13 +141,6 @@ class SpoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     error_at: float | None = None
 
 
-# Forks: as for an engine's files (`engines/sqlite/store`), nothing uses a connection during a fork,
-# and the child closes those that it inherited before it opens any. Else it would take the parent's
-# locks for its own, and write into a log that the parent may remove.
-_pauses = forking.Pauses()
-_abandoned: list[object] = []
-
-
 class SpoolFile:
     """
     One connection to a spool's file; `syncs`: each transaction is on disk when it ends. Use it from
@@ -171,7 +165,7 @@ class SpoolFile:
                     f"spool {path}: the {self.path}-wal beside it was left by another file; end all"
                     f" programs that use them and move {self.path}-wal and {self.path}-shm away"
                 )
-            _pauses.add(self)
+            _files.add(self)
             create_file(self.path)
             self._connection = sqlite3.connect(
                 self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -297,7 +291,7 @@ class SpoolFile:
         if log >= 0:
             os.close(log)
 
-    def forget(self, *, is_quiet: bool) -> None:
+    def close_in_child(self, *, is_quiet: bool) -> None:
         """In a forked child. `is_quiet`: nothing used the connection during the fork."""
         self.lock = threading.RLock()
         if is_quiet and hasattr(self, "_connection"):
@@ -588,6 +582,38 @@ def forwarding_process(path: str) -> int | None:
         os.close(lock)
     return None
 
+
+# Forks: as for an engine's files (`engines/sqlite/store`), nothing uses a connection during a fork,
+# and the child closes those that it inherited before it opens any. Else it would take the parent's
+# locks for its own, and write into a log that the parent may remove.
+
+_files: WeakSet[SpoolFile] = WeakSet()
+_paused: list[SpoolFile] = []
+_abandoned: list[object] = []
+
+
+def _before_fork(seconds: float) -> bool:
+    others = set(_files).difference(_paused)
+    paused = [each for each in others if each.lock.acquire(timeout=seconds)]
+    _paused.extend(paused)
+    return len(paused) == len(others)
+
+
+def _after_fork_in_parent() -> None:
+    for file in _paused:
+        file.lock.release()
+    _paused.clear()
+
+
+def _after_fork_in_child() -> None:
+    quiet = set(_paused)
+    _paused.clear()
+    for file in list(_files):
+        file.close_in_child(is_quiet=file in quiet)
+    _files.clear()
+
+
+forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
 
 _FIELDS = Draft.__struct_fields__
 _ID = _FIELDS.index("id")

@@ -62,6 +62,7 @@ class PostgresServer:
             "fsync": "on",
             "shared_buffers": "'64MB'",
             "max_connections": 200,
+            "dynamic_shared_memory_type": "'mmap'",  # files that a killed server leaves to nobody
         } | config
         self._process: subprocess.Popen[bytes] | None = None
         if os.getuid() == 0:

@@ -72,8 +72,6 @@ class Channel(virtual.Channel):
         """By queue."""
         self._queue_of: dict[str, str] = {}
         """By topic: the queue whose consumer gets its messages."""
-        self._fair_queue: str | None = None
-        """With `fair`: the queue whose consumer gets those of all other queues."""
         self._bindings = bindings.Bindings(self._app)
         self._queues: Pump | None = None
         self._exchanges: Pump | None = None
@@ -363,7 +361,9 @@ class Channel(virtual.Channel):
         for each in patterns:
             if each == "*" or topic.startswith(each[:-1]):
                 return each
-        return self._fair_queue
+        if self._fair and self._consumed:
+            return next(iter(self._consumed))
+        return None
 
     # Pumps
 
@@ -381,9 +381,7 @@ class Channel(virtual.Channel):
             queue_of.update(dict.fromkeys(own + others, queue))
             of_queues += own
             of_exchanges += others
-        self._fair_queue = None
         if of_queues and self._fair:
-            self._fair_queue = queue_of.get(of_queues[0], of_queues[0])
             of_queues = [*dict.fromkeys(self._fair + of_queues)]
         self._queue_of = queue_of
         self._queues = self._served(self._queues, self._pool, of_queues, is_urgent=False)

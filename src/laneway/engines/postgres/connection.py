@@ -18,6 +18,7 @@ from laneway.engines.postgres.statements import (
     TEXT,
     bulk,
     exactly,
+    is_upsert,
     parameter_types,
     single,
     touched,
@@ -224,7 +225,10 @@ class Connection:
             self._asked[name, *values] = ticket
 
     def run(self, name: str, *values: Any) -> None:
-        self._send(name, values)
+        if is_upsert(name):
+            self._send_rows(name, [values])
+        else:
+            self._send(name, values)
 
     def change(self, name: str, *values: Any) -> int:
         ticket = self._send(name, values)

@@ -75,7 +75,8 @@ class SchemaNamespace(OpenedShards):
         self, url: str, settings: Settings, look: Callable[[str, Sequence[str] | None], float]
     ) -> None:
         first = schema_of(settings.namespace)
-        self.wakeup = Wakeup(lambda: self.stores[0].connect(), first, look)  # noqa: PLW0108  # not yet open
+        # The first store is not open yet.
+        self.wakeup = Wakeup(lambda: self.stores[0].connect(), first, look)  # noqa: PLW0108
         self.open(url, settings, parse(url).shards)
 
     def _path(self, shard: int) -> str:

@@ -23,7 +23,7 @@ MOST_OF_A_PROCESS = 3
 """Connections that a process opens at most."""
 
 MOST_DEAD = 1_000_000
-"""More dead rows than this, and ten times the live ones, slow the engine down."""
+"""More dead rows than this, and ten times the live ones, are a disk that fills up."""
 
 _FACTS = """SELECT current_setting('server_version'), current_setting('server_encoding'),
        pg_is_in_recovery(), has_database_privilege(current_database(), 'CREATE'), current_user,

@@ -3,6 +3,12 @@ The shared statements in PostgreSQL's text: numbered parameters, and arrays for 
 
 A statement with VALUES, or an UPDATE or DELETE by key, runs for many rows at once with one array
 for each parameter, so its text is the same for any number of rows.
+
+An UPDATE leaves a dead version of its row behind, and PostgreSQL removes none of them while a
+transaction is open that began before. A row that changes with almost every call has an *epoch* for
+this reason: the last part of its key, which grows with each 16th change. The newest version has the
+greatest epoch, so a statement that begins there passes at most 16 dead ones, however many there
+are.
 """
 
 from __future__ import annotations
@@ -42,6 +48,18 @@ SQL = (
 )
 """Every statement by name. `…_add`: with all columns of a table."""
 
+EPOCHS = {
+    "lane": "lane",
+    "tier_queue": "tier_queue",
+    "shard": "one",
+    "group_queue": "number",
+    "gate": "name",
+    "recent": "kind, topic",
+}
+"""Tables whose rows have epochs, and their keys without these."""
+
+WRITES_OF_EPOCH = 16
+
 INT8, TEXT, BYTEA, FLOAT8 = 20, 25, 17, 701
 """OIDs of types."""
 
@@ -75,7 +93,7 @@ def single(name: str) -> Statement:
             nullable.add(last - 1)
         return f"${last}"
 
-    text = _without_comments(SQL[name])
+    text = _of_epoch(_without_comments(SQL[name]))
     return Statement(_PARAMETER.sub(numbered, _named_subquery(text)), frozenset(nullable))
 
 
@@ -107,6 +125,20 @@ def _without_comments(text: str) -> str:
     return re.sub(r"--.*", "", text).strip()
 
 
+def _of_epoch(text: str) -> str:
+    """A statement that changes one row of a table with epochs."""
+    changed = re.fullmatch(
+        r"UPDATE (\w+)\s+SET (.*?)\s+WHERE\s+(\w+ = (?:\?\d*|1))", text, re.DOTALL
+    )
+    if changed is None or changed[1] not in EPOCHS:
+        return text
+    table, values, condition = changed.groups()
+    return (
+        f"UPDATE {table} SET {values}, {_next_epoch(table)}"
+        f" WHERE ctid = ({_newest(table, condition)})"
+    )
+
+
 def _named_subquery(text: str) -> str:
     """PostgreSQL before 16 wants a name for each subquery."""
     return _ONE_ROW.sub(r"FROM (VALUES \1) AS v", text)
@@ -128,6 +160,9 @@ def _by_column(text: str, nullable: set[int], first: int = 0) -> str:
 
 def _insert(found: re.Match[str], rows: str, nullable: set[int]) -> str:
     values = _by_column(found["row"], nullable)
+    upsert = _UPSERT.fullmatch(f"{found['head']} {found['rest']}")
+    if upsert is not None and upsert["table"] in EPOCHS:
+        return _upsert(upsert, values, rows)
     return f"{found['head']} SELECT {values} FROM {rows} {found['rest']}"
 
 
@@ -145,6 +180,11 @@ def _delete_rows(found: re.Match[str], rows: str, _nullable: set[int]) -> str:
 
 def _delete(found: re.Match[str], rows: str, nullable: set[int]) -> str:
     table, condition = found["table"], _by_column(found["condition"], nullable)
+    if table in EPOCHS:
+        return (
+            f"DELETE FROM {table} USING {rows} CROSS JOIN LATERAL ({_newest(table, condition)})"
+            f" newest WHERE {table}.ctid = newest.ctid"
+        )
     return f"DELETE FROM {table} USING {rows} WHERE {condition}"
 
 
@@ -152,7 +192,52 @@ def _update(found: re.Match[str], rows: str, nullable: set[int]) -> str:
     changed = _by_column(found["changed"], nullable)
     parameters = len(_PARAMETER.findall(found["changed"]))
     condition = _by_column(found["condition"], nullable, parameters)
-    return f"UPDATE {found['table']} SET {changed} FROM {rows} WHERE {condition}"
+    table = found["table"]
+    if table in EPOCHS:
+        return (
+            f"UPDATE {table} SET {changed}, {_next_epoch(table)} FROM {rows} CROSS JOIN LATERAL"
+            f" ({_newest(table, condition)}) newest WHERE {table}.ctid = newest.ctid"
+        )
+    return f"UPDATE {table} SET {changed} FROM {rows} WHERE {condition}"
+
+
+_UPSERT = re.compile(
+    r"INSERT INTO (?P<table>\w+) \((?P<columns>[\w, \n]+)\)\s+ON CONFLICT \((?P<key>[\w, ]+)\)"
+    r"\s+DO UPDATE SET (?P<changed>.*)",
+    re.DOTALL,
+)
+
+
+def _upsert(found: re.Match[str], values: str, rows: str) -> str:
+    """Change the newest versions of rows, and insert those that are missing."""
+    table, columns = found["table"], re.sub(r"\s+", " ", found["columns"])
+    keys = " AND ".join(f"{table}.{key} = new.{key}" for key in found["key"].split(", "))
+    changed = found["changed"].replace("excluded.", "old.")
+    return (
+        f"WITH old AS (SELECT new.*, newest.ctid AS at FROM"
+        f" (SELECT {values} FROM {rows}) AS new ({columns})"
+        f" LEFT JOIN LATERAL ({_newest(table, keys)}) newest ON true),"
+        f" changed AS (UPDATE {table} SET {changed}, {_next_epoch(table)} FROM old"
+        f" WHERE {table}.ctid = old.at)"
+        f" INSERT INTO {table} ({columns}) SELECT {columns} FROM old WHERE at IS NULL"
+    )
+
+
+@cache
+def is_upsert(name: str) -> bool:
+    """Whether the statement changes rows with epochs, or inserts them: also one as many."""
+    text = _without_comments(SQL[name])
+    found = re.match(r"INSERT INTO (\w+) ", text)
+    return found is not None and found[1] in EPOCHS and "DO UPDATE" in text
+
+
+def _next_epoch(table: str) -> str:
+    return f"writes = {table}.writes + 1, epoch = ({table}.writes + 1) / {WRITES_OF_EPOCH}"
+
+
+def _newest(table: str, condition: str) -> str:
+    """The query of the one row of this key, which begins with the newest version."""
+    return f"SELECT ctid FROM {table} WHERE {condition} ORDER BY epoch DESC LIMIT 1"
 
 
 _BY_KEYS = (
@@ -217,12 +302,27 @@ CREATE UNLOGGED TABLE sleeper (channel text NOT NULL, kind text NOT NULL, pool t
 CREATE INDEX sleeper_pool ON sleeper (pool);
 CREATE TABLE layout (version int8 NOT NULL);
 ALTER TABLE shard SET (fillfactor = 10);
+ALTER TABLE lane SET (fillfactor = 50);
+ALTER TABLE lane DROP CONSTRAINT lane_name_key;
+ALTER TABLE group_queue DROP CONSTRAINT group_queue_name_tier_queue_key;
+ALTER TABLE tier_queue DROP CONSTRAINT tier_queue_pool_tier_key;
+CREATE SEQUENCE lane_block;
 ALTER TABLE message ALTER body SET STORAGE EXTERNAL;
 """ + "".join(
     f"ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0,"
     " autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);\n"
     for table in ("shard", "tier_queue", "lane", "message", "ready", "lease", "event", "gate")
 )
+_OWN_TABLES += "".join(
+    f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey, ADD writes int8 NOT NULL DEFAULT 0,"
+    " ADD epoch int8 NOT NULL DEFAULT 0;\n"
+    f"CREATE INDEX {table}_key ON {table} ({key}, epoch);\n"
+    for table, key in EPOCHS.items()
+)
+_OWN_TABLES += """
+CREATE INDEX lane_name ON lane (name, lane, epoch);
+CREATE INDEX group_name ON group_queue (name, tier_queue, number, epoch);
+"""
 _OIDS = {"int8": INT8, "text": TEXT, "bytea": BYTEA, "float8": FLOAT8}
 
 
@@ -244,7 +344,7 @@ def parameter_types(name: str) -> tuple[int | None, ...]:
     """
     text = _without_comments(SQL[name])
     inserted = re.match(
-        r"INSERT INTO (\w+) \(([\w, ]+)\)\s+VALUES \(((?:[^()]|\([^()]*\))*)\)", text
+        r"INSERT INTO (\w+) \(([\w,\s]+)\)\s+VALUES \(((?:[^()]|\([^()]*\))*)\)", text
     )
     if inserted is not None:
         types = _columns()[inserted[1]]

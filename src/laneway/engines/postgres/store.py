@@ -20,6 +20,7 @@ import time
 import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import psycopg
 from psycopg import sql
@@ -125,9 +126,6 @@ def lock_number(schema: str) -> int:
     return number - (1 << 32 if number >= 1 << 31 else 0)
 
 
-_pauses = forking.Pauses()
-
-
 class _Lock:
     """
     The lock of a store's threads. A server that is away costs each attempt to connect the whole
@@ -206,7 +204,7 @@ class Store:
         self._version = 0
         """That of the last connection's `version`."""
         with self.lock:
-            _pauses.add(self)
+            _stores.add(self)
             self._open(create=create)
 
     # Opening
@@ -644,12 +642,40 @@ class Store:
         if (flusher := getattr(self, "_flusher", None)) is not None:
             flusher.close()
 
-    def forget(self, *, is_quiet: bool) -> None:
+    def forget(self) -> None:
         """In a forked child: the connections are the parent's."""
-        del is_quiet
         self.lock = _Lock()
         self._is_closed = True
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.pipeline.forget()
         self._flusher.forget()
+
+
+# Forks: no transaction runs during a fork, and the child does not use the parent's connections.
+
+_stores: WeakSet[Store] = WeakSet()
+_paused: list[Store] = []
+
+
+def _before_fork(seconds: float) -> bool:
+    others = set(_stores).difference(_paused)
+    paused = [each for each in others if each.lock.acquire(timeout=seconds)]
+    _paused.extend(paused)
+    return len(paused) == len(others)
+
+
+def _after_fork_in_parent() -> None:
+    for store in _paused:
+        store.lock.release()
+    _paused.clear()
+
+
+def _after_fork_in_child() -> None:
+    _paused.clear()
+    for store in list(_stores):
+        store.forget()
+    _stores.clear()
+
+
+forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)

@@ -18,6 +18,7 @@ DISAGREEMENTS = {
     "keys": "keys whose limits count other leases or parked messages than there are",
     "totals": "totals that were wrong",
     "groups": "topic groups whose counts were wrong",
+    "positions": "orders that are read from behind their first entry",
     "history": "messages too many or too few in the history's count of waiting ones",
 }
 """The finding of each check, by the check's name; its count stands before it."""

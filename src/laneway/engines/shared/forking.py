@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
-from weakref import WeakSet
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,61 +33,6 @@ def around(
     BEFORE.append(before)
     AFTER_IN_PARENT.append(in_parent)
     AFTER_IN_CHILD.append(in_child)
-
-
-class Lock(Protocol):
-    """A `threading.RLock`, or one like it."""
-
-    def acquire(self, *, timeout: float) -> bool:
-        """Take it; False: it was not free in time."""
-
-    def release(self) -> None:
-        """Give it back."""
-
-
-class Locked(Protocol):
-    """What has a lock that no thread holds during a fork."""
-
-    @property
-    def lock(self) -> Lock:
-        """The lock."""
-
-    def forget(self, *, is_quiet: bool) -> None:
-        """
-        In a forked child: the files and connections are the parent's. `is_quiet`: False if a thread
-        of the parent held the lock.
-        """
-
-
-class Pauses:
-    """A fork waits for the locks of these, and its child forgets them."""
-
-    def __init__(self) -> None:
-        self._all: WeakSet[Locked] = WeakSet()
-        self._paused: list[Locked] = []
-        around(self._before, self._in_parent, self._in_child)
-
-    def add(self, locked: Locked) -> None:
-        """Pause it at each fork from now on."""
-        self._all.add(locked)
-
-    def _before(self, seconds: float) -> bool:
-        others = set(self._all).difference(self._paused)
-        paused = [each for each in others if each.lock.acquire(timeout=seconds)]
-        self._paused += paused
-        return len(paused) == len(others)
-
-    def _in_parent(self) -> None:
-        for each in self._paused:
-            each.lock.release()
-        self._paused.clear()
-
-    def _in_child(self) -> None:
-        quiet = set(self._paused)
-        self._paused.clear()
-        for each in list(self._all):
-            each.forget(is_quiet=each in quiet)
-        self._all.clear()
 
 
 class _Operations:

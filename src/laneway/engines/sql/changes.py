@@ -15,16 +15,34 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import CHANGED
 from laneway.engines.shared.size_classes import AGE_SHIFT, SMALLEST, size_class
+from laneway.engines.shared.states import ASLEEP, IDLE, RUNNABLE
 from laneway.engines.sql.rows import LANE_COLUMNS
 from laneway.engines.sql.statements import CLASSES, COUNTS, MARKS, PLACING
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Protocol
 
     from laneway.engines.sql.lane_cache import LaneCache
     from laneway.engines.sql.rows import Lane, Shard
-    from laneway.engines.sql.statements import Statements
+    from laneway.engines.sql.store import Session
+
+    class Transaction(Session, Protocol):
+        """What writing lanes needs of a transaction."""
+
+        shard: Shard
+        lane_cache: LaneCache
+        now: int
+
+        def first_vt(self, number: int) -> int:
+            """Before it no lane of a tier queue, or of a group, is runnable."""
+            ...
+
+        def begins_at(self, number: int, vt: int) -> None:
+            """The first of them has this virtual time."""
+            ...
+
 
 _PLACED = len(PLACING)
 _CLASSES = range(len(CLASSES))
@@ -44,10 +62,9 @@ class LaneChanges:
         self.ended: dict[int, Lane] = {}
         """Only `leased`, `done` and `wake`."""
 
-    def write(
-        self, statements: Statements, shard: Shard, lane_cache: LaneCache, now: int
-    ) -> list[str]:
+    def write(self, tx: Transaction) -> list[str]:
         """Write all of them and forget them; returns what watchers of topics are notified of."""
+        shard, lane_cache, now = tx.shard, tx.lane_cache, tx.now
         watched = self._watched(now)
         written: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
         inserted: list[tuple[Any, ...]] = []
@@ -60,8 +77,10 @@ class LaneChanges:
                     written["lane_delete"].append((lane.lane,))
             elif lane.is_new:
                 inserted.append(_inserted(lane, now))
+                _expect(tx, lane)
             else:
                 _whole(lane, now, written)
+                _expect(tx, lane)
         usual = written["lane_grow"]
         for lane in self.grown.values():
             ready = lane.ready
@@ -79,12 +98,13 @@ class LaneChanges:
         for lane in self.ended.values():
             lane.stored_index = lane.index_columns()
             written["lane_end"].append((lane.leased, lane.done, lane.wake or 0, lane.lane))
+            _expect(tx, lane)
         written["lane_shrink"] = [
             (lane.leased, lane.done, lane.lane) for lane in self.shrunk.values()
         ]
-        statements.run_rows("lane_insert", inserted)
+        tx.run_rows("lane_insert", inserted)
         for name, rows in written.items():
-            statements.run_many(name, rows)
+            tx.run_many(name, rows)
         for each in (self.dirty, self.grown, self.shrunk, self.ended):
             each.clear()
         return watched
@@ -113,6 +133,19 @@ class LaneChanges:
         for each in (self.grown, self.shrunk, self.ended):
             for number in each.keys() & self.dirty.keys():
                 del each[number]
+
+
+def _expect(tx: Transaction, lane: Lane) -> None:
+    """The lane has a position in an index, maybe before all others."""
+    shard = tx.shard
+    if lane.place == RUNNABLE:
+        if lane.vt < tx.first_vt(lane.tier_queue):
+            tx.begins_at(lane.tier_queue, lane.vt)
+    elif lane.wake is not None:
+        if lane.place == ASLEEP:
+            shard.first_asleep = min(shard.first_asleep, lane.wake)
+        elif lane.place == IDLE:
+            shard.first_idle = min(shard.first_idle, lane.wake)
 
 
 def _inserted(lane: Lane, now: int) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from laneway.engines.shared.doctor import disagreement, finding, unhandled
 from laneway.engines.shared.states import DEAD, LEASES_END, READY
 from laneway.engines.sql import key_limits, messages, views
-from laneway.engines.sql.rows import Lane
+from laneway.engines.sql.rows import NO_RANK, Lane
 
 if TYPE_CHECKING:
     from laneway.engines.base import Check
@@ -94,6 +94,7 @@ def _restore(tx: Transaction, mid: int) -> None:
 def _leases_without_end(tx: Transaction, *, repair: bool = False) -> Check:
     endless = tx.all("check_leases", MOST)
     if repair:
+        tx.expect_event(tx.now)
         tx.run_many("event_insert", [(tx.now, LEASES_END, fence, fence) for (fence,) in endless])
     return disagreement("leases", len(endless), repair=repair)
 
@@ -154,6 +155,27 @@ def _group_counts(tx: Transaction, *, repair: bool = False) -> Check:
     return disagreement("groups", len(wrong), repair=repair)
 
 
+def _positions(tx: Transaction, *, repair: bool = False) -> Check:
+    """Whether each order is read from its first entry, or from before it."""
+    lanes = tx.all("check_first_places", MOST)
+    (others,) = tx.one("check_first_times")
+    if repair:
+        for (number,) in lanes:
+            lane = tx.lane(number)
+            lane.first_rank = NO_RANK
+            tx.touch(lane)
+    if repair and others:
+        tx.shard.first_event = tx.shard.first_asleep = tx.shard.first_idle = 0
+        for number in tx.tier_queues:
+            tx.begins_at(number, 0)
+            tx.begins_at(number, 0, of_groups=True)
+        numbers = [number for number, *_ in tx.all("groups_all")]
+        tx.groups.load(numbers)
+        for number in numbers:
+            tx.begins_at(-number, 0)
+    return disagreement("positions", len(lanes) + others, repair=repair)
+
+
 def _tallies(tx: Transaction, *, repair: bool = False) -> Check:
     """Whether the tallies together count as many waiting messages as there are."""
     wrong = sum(tally.waiting for tally in tx.tallies.all()) - tx.one("check_totals")[0]
@@ -170,6 +192,7 @@ CHECKS = (
     _key_counts,
     _totals,
     _group_counts,
+    _positions,
     _tallies,
 )
 """Whether the tables of a store agree with each other."""

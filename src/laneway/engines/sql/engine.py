@@ -187,7 +187,7 @@ class SqlQueue(Waits):
                         putting.put(tx, tx.end_notices)
                     tx.flush()
                     if tx.on_wake is not None:
-                        connection.prefetch("next_wake")
+                        connection.prefetch("next_wake", *tx.shard.firsts)
                 lane_cache.committed(store.commits)
                 if tx.on_wake is not None:  # after the commit: nobody waits for this read
                     tx.on_wake(housekeeping.next_wake(tx))
@@ -582,7 +582,13 @@ class SqlQueue(Waits):
     def _is_runnable(self, tx: Transaction, pool: str, topics: Sequence[str] | None) -> bool:
         if topics is None:
             return any(
-                tier_queue.pool == pool and tx.one("tier_queue_has_work", tier_queue.number)[0]
+                tier_queue.pool == pool
+                and tx.one(
+                    "tier_queue_has_work",
+                    tier_queue.number,
+                    tier_queue.first_vt,
+                    tier_queue.first_group_vt,
+                )[0]
                 for tier_queue in tx.tier_queues.values()
             )
         for topic in topics:

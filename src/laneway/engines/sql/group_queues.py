@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         """What groups need of a transaction, which has them."""
 
         lane_cache: LaneCache
+        tier_queues: dict[int, TierQueue]
 
         @property
         def gate(self) -> Callable[[str], GateState | None]: ...
@@ -216,6 +217,9 @@ class GroupQueues:
                     tx.run("group_turns_delete", number)
                 continue
             group.is_stored = True
+            if group.runnable:
+                tier_queue = tx.tier_queues[group.tier_queue]
+                tier_queue.first_group_vt = min(tier_queue.first_group_vt, group.vt)
             written.append(_columns(group))
         turns = [
             (number, gate, group.tier_queue, *msgspec.structs.astuple(group.turns[gate]))

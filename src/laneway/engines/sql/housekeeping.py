@@ -19,6 +19,7 @@ from laneway.engines.shared.states import (
     RETENTION_ENDS,
 )
 from laneway.engines.sql import key_limits, messages, settling
+from laneway.engines.sql.rows import NONE
 from laneway.policy import matches
 
 if TYPE_CHECKING:
@@ -38,7 +39,14 @@ def run(tx: Transaction, budget: int) -> None:
     Do everything that is due, at most `budget` of each kind; call it at the beginning of a
     transaction.
     """
-    is_due, keys_wake = tx.one("housekeeping_due", tx.now)
+    shard, now = tx.shard, tx.now
+    *firsts, is_due, keys_wake = tx.one("housekeeping_due", now, *shard.firsts)
+    event, asleep, idle = firsts
+    # What this transaction has not written yet lowers these when it is written.
+    shard.first_event = NONE if event is None else event
+    shard.first_asleep = NONE if asleep is None else asleep
+    shard.first_idle = NONE if idle is None else idle
+    is_due = is_due or any(first is not None and first <= now for first in firsts)
     if not (is_due or keys_wake):
         return
     _events(tx, budget)
@@ -50,13 +58,13 @@ def run(tx: Transaction, budget: int) -> None:
 
 def next_wake(tx: Transaction) -> int | None:
     """When housekeeping is due again; call it after the lanes were written."""
-    (at,) = tx.one("next_wake")
+    (at,) = tx.one("next_wake", *tx.shard.firsts)
     return max(int(at), tx.now) if at is not None else None
 
 
 def _events(tx: Transaction, budget: int) -> None:
     left, had_lease_end = budget, False
-    while left > 0 and (page := tx.all("events_due", tx.now, left)):
+    while left > 0 and (page := tx.all("events_due", tx.shard.first_event, tx.now, left)):
         had_lease_end |= any(kind == LEASES_END for _, kind, _, _ in page)
         left -= _apply(tx, page, left)
     if had_lease_end:
@@ -154,7 +162,8 @@ def _wake(tx: Transaction, budget: int) -> None:
         tx.reopen(tx.cached_gate(row))
     # The index may still list lanes that an event has just placed elsewhere; they use no budget.
     listed = (
-        tx.cached_lane(row) for row in tx.all("lanes_to_wake", tx.now, budget + tx.changed_lanes)
+        tx.cached_lane(row)
+        for row in tx.all("lanes_to_wake", tx.shard.first_asleep, tx.now, budget + tx.changed_lanes)
     )
     asleep = [
         lane

@@ -53,6 +53,10 @@ if TYPE_CHECKING:
             """The lane was changed."""
             ...
 
+        def expect_ready(self, lane: Lane, row: Row) -> None:
+            """The message becomes ready."""
+            ...
+
         def place(self, lane: Lane) -> None:
             """Determine the lane's place."""
             ...
@@ -304,6 +308,7 @@ def _bring_forward(tx: Transaction, lane: Lane, key: str, state: KeyState, count
         lane.parked -= 1
         lane.ready += 1
         row.state = READY
+        tx.expect_ready(lane, row)
         tx.key_parked.delete(lane.lane, key, row.rank, row.pos, row.seq)
         tx.ready.put((lane.lane, row.rank, row.pos, row.seq), row.mid)
         tx.messages.save_state(row)

@@ -44,6 +44,7 @@ from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, RUNNABLE
 from laneway.engines.sql import gate_order, key_limits, messages
 from laneway.engines.sql.gate_lines import FEW, GateLine, GateLines
 from laneway.engines.sql.rows import (
+    NONE,
     Ended,
     GroupQueue,
     Lane,
@@ -112,7 +113,7 @@ Up to this number of messages of a lane are read with those of other lanes, the 
 in one statement, then the second: a statement for each lane would cost more.
 """
 
-_loads = msgspec.json.Decoder(list[int]).decode
+_loads = msgspec.json.Decoder(tuple[int | None, list[int]]).decode
 
 
 def prefetch(tx: Transaction, pool: str, room: int) -> None:
@@ -120,9 +121,10 @@ def prefetch(tx: Transaction, pool: str, room: int) -> None:
     page = _page(room)
     for name in tx.rules.tiers:
         if (tier_queue := tx.find_tier_queue(pool, name)) is not None:
-            tx.prefetch("tier_queue_has_runnable", tier_queue.number)
-            for index in (_RUNNABLE[_LANES], "gate_entries_open"):
-                tx.prefetch(index, tier_queue.number, *START, page)
+            number, first = tier_queue.number, tier_queue.first_vt
+            tx.prefetch("tier_queue_has_runnable", number, first, tier_queue.first_group_vt)
+            tx.prefetch(_RUNNABLE[_LANES], number, first, -1, page)
+            tx.prefetch("gate_entries_open", number, *START, page)
 
 
 def lease(
@@ -409,7 +411,11 @@ class _Candidates:
     def _read_more(self, index: str, after: Position) -> None:
         tx, page = self._tx, self._next_page
         self._next_page = max(page, min(2 * page, MAX_PAGE))  # lanes may have few messages
-        rows = tx.all(_RUNNABLE[index], self.number, *after, page)
+        first = tx.first_vt(self.number, of_groups=index == _GROUPS)
+        rows = tx.all(_RUNNABLE[index], self.number, *max(after, (first, -1)), page)
+        if after <= (first, -1):
+            begin = rows[0][1] if rows else NONE
+            tx.begins_at(self.number, begin, of_groups=index == _GROUPS)
         numbers = [number for number, _ in rows]
         if index == _GROUPS:
             self._read_groups(numbers)
@@ -433,8 +439,11 @@ class _Candidates:
             self._seen.add(-number)
             self.push(tx.groups.get(number))
         if self._only is None and numbers:
-            found = tx.all("group_heads", tx.array(numbers), LANES_OF_GROUP)
-            self._first_in.update((number, _loads(lanes)) for number, lanes in found)
+            firsts = tx.array([tx.groups.get(number).first_vt for number in numbers])
+            found = tx.all("group_heads", tx.array(numbers), firsts, LANES_OF_GROUP)
+            for number, first in found:
+                vt, self._first_in[number] = _loads(first)
+                tx.begins_at(-number, NONE if vt is None else vt)
             heads = [lanes for number in numbers if (lanes := self._first_in[number])]
             tx.load_numbers(lanes[0] for lanes in heads)
             few = [lanes for lanes in heads if tx.lane(lanes[0]).ready < fairness.CHUNK]
@@ -648,7 +657,12 @@ class _Plan:
                 lane.place == RUNNABLE and self._is_in(lane, tier_queue) and not lane.forgotten
                 for lane in tx.came_up
             )
-            or tx.one("tier_queue_has_runnable", tier_queue.number)[0]
+            or tx.one(
+                "tier_queue_has_runnable",
+                tier_queue.number,
+                tier_queue.first_vt,
+                tier_queue.first_group_vt,
+            )[0]
         ):
             return True
         return self._candidates(tier_queue, FIRST_PAGE).count(1) > 0
@@ -1009,7 +1023,8 @@ class _Plan:
 
     def _costs(self, lane: Lane, most: int) -> list[int]:
         """The costs of the lane's next messages, after those that this call takes already."""
-        rows = self.tx.all("head_costs", lane.lane, most, self._passed.get(lane.lane, 0))
+        first = lane.lane, lane.first_rank, lane.first_pos
+        rows = self.tx.all("head_costs", *first, most, self._passed.get(lane.lane, 0))
         return [messages.cost_of(headers) for (headers,) in rows] or [1]
 
     def _charge(
@@ -1209,10 +1224,19 @@ class _Deliveries:
         tx = self.tx
         rows: dict[int, list[Row]] = {number: [] for number in wanted}
         few = {number: take for number, take in wanted.items() if take <= FEW_HEADS}
-        reads: list[Read] = [("head_of", *each) for each in wanted.items() if each[0] not in few]
+        lanes = tx.lane_cache.lanes
+        reads: list[Read] = [
+            ("head_of", number, lanes[number].first_rank, lanes[number].first_pos, take)
+            for number, take in wanted.items()
+            if number not in few
+        ]
         for offset in range(max(few.values(), default=0)):
             numbers = [number for number, take in few.items() if take > offset]
-            reads.append(("heads", tx.array(numbers), offset))
+            firsts = (
+                tx.array([getattr(lanes[number], name) for number in numbers])
+                for name in ("first_rank", "first_pos")
+            )
+            reads.append(("heads", tx.array(numbers), *firsts, offset))
         for read in reads:
             tx.prefetch(*read)
         for read in reads:
@@ -1223,14 +1247,17 @@ class _Deliveries:
     def _delete_ready(self, rows: dict[int, list[Row]]) -> None:
         """Delete the messages from `ready`: of each lane all up to the last one."""
         tx = self.tx
+        lanes = tx.lane_cache.lanes
         last = []
         for number, several in rows.items():
             if number in self._picked:
                 for row in several:
                     tx.ready.delete(number, row.rank, row.pos, row.seq)
             elif several:
-                row = several[-1]
-                last.append((number, row.rank, row.pos, row.seq))
+                row, lane = several[-1], lanes[number]
+                first = lane.first_rank, lane.first_pos
+                last.append((number, *first, row.rank, row.pos, row.seq))
+                lane.first_rank, lane.first_pos = row.rank, row.pos
         tx.run_many("ready_delete_head", last)
 
     def _deadline(self, policy: Resolved) -> int:
@@ -1361,6 +1388,8 @@ class _Deliveries:
         tx = self.tx
         if self._leases:
             tx.connection.add_rows("lease", self._leases)
+        if self._deadlines:
+            tx.expect_event(min(self._deadlines))
         tx.run_rows(
             "event_insert",
             [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()],

@@ -164,6 +164,8 @@ def arrive(tx: Transaction, lane: Lane, row: Row) -> None:
     lane.ready += 1
     if row.mid not in tx.messages.new:
         tx.ready.put((number, row.rank, row.pos, row.seq), row.mid)
+    if row.rank <= lane.first_rank:
+        tx.expect_ready(lane, row)
     tx.grown[number] = lane
 
 
@@ -236,6 +238,7 @@ def _pass_key_on(tx: Transaction, lane: Lane, key: str) -> None:
     lane.parked -= 1
     lane.ready += 1
     row.state = READY
+    tx.expect_ready(lane, row)
     tx.ready.put((lane.lane, row.rank, row.pos, row.seq), row.mid)
     tx.serial_keys.put((lane.lane, key), row.mid, 0)
     tx.messages.save_state(row)

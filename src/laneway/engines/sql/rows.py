@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from laneway.engines.shared.adaptive import Share
 
 
+NO_RANK = -(1 << 53)
+"""Less than any rank."""
+
+
+NONE = 1 << 62
+"""As the first time or virtual time of an order: it is empty."""
+
+
 @dataclass(slots=True, eq=False)
 class Lane:
     """
@@ -54,6 +62,8 @@ class Lane:
     seen: int = 0
     lately: int = 0
     before: int = 0
+    first_rank: int = NO_RANK  # with `first_pos`: none of its ready messages has an earlier place
+    first_pos: int = 0
     more: str | None = None
     big: int | None = None
     old: int | None = None
@@ -167,6 +177,8 @@ class Lane:
             self.seen,
             self.lately,
             self.before,
+            self.first_rank,
+            self.first_pos,
             self.more or 0,
         )
 
@@ -229,6 +241,8 @@ class TierQueue:
     carry: int
     mean: int
     delivered: int
+    first_vt: int = 0  # none of its runnable lanes has an earlier one,
+    first_group_vt: int = 0  # and none of its groups with runnable lanes
 
 
 class GroupTurn(msgspec.Struct, gc=False):
@@ -256,6 +270,7 @@ class GroupQueue:
     at_gate: int = 0
     weight: float = 1.0
     limited: int = 0
+    first_vt: int = 0  # none of its runnable lanes has an earlier one
 
     is_stored: bool = True
     turns: dict[str, GroupTurn] = field(default_factory=dict)
@@ -374,7 +389,15 @@ class Shard:
     removed: int
     lanes: int
     own: int
+    first_event: int
+    first_asleep: int
+    first_idle: int
     tallies: Any  # bytes, see tallies.py; None: nothing was counted
+
+    @property
+    def firsts(self) -> tuple[int, int, int]:
+        """Before these times there is no event, no lane that is asleep, no idle lane."""
+        return self.first_event, self.first_asleep, self.first_idle
 
 
 class GateState(msgspec.Struct, gc=False):

@@ -11,6 +11,9 @@
 -- have rows in. The deadlines of a batch of leases are one event. messages.py has a table of the
 -- rows that each state has.
 --
+-- `first_…`: from where an order is read. A database may keep what was deleted before (PostgreSQL
+-- does as long as any transaction is open that began earlier), and would pass all of it each time.
+--
 -- Times are integer microseconds since 1970, rate clocks (tat) quarter microseconds: see
 -- engines/shared/fairness.py.
 
@@ -35,6 +38,10 @@ CREATE TABLE shard (                     -- one row: counters, and the clock tha
     removed        INTEGER NOT NULL DEFAULT 0,
     lanes          INTEGER NOT NULL DEFAULT 0,
     own            INTEGER NOT NULL DEFAULT 0,  -- topics with own policies; 0: none are read
+    -- no event, no lane that is asleep, and no idle lane has an earlier time
+    first_event    INTEGER NOT NULL DEFAULT 0,
+    first_asleep   INTEGER NOT NULL DEFAULT 0,
+    first_idle     INTEGER NOT NULL DEFAULT 0,
     tallies        BLOB                  -- MessagePack, see tallies.py; NULL: nothing counted
 );
 
@@ -75,6 +82,8 @@ CREATE TABLE tier_queue (                -- one tier of one pool
     carry     INTEGER NOT NULL DEFAULT 0,   -- of the tier's share, see fairness.carries
     mean      INTEGER NOT NULL DEFAULT 0,   -- a message's mean duration in microseconds, 0: unknown
     delivered INTEGER NOT NULL DEFAULT 0,
+    first_vt  INTEGER NOT NULL DEFAULT 0,   -- none of its runnable lanes has an earlier one,
+    first_group_vt INTEGER NOT NULL DEFAULT 0,  -- and none of its groups with runnable lanes
     UNIQUE (pool, tier)
 );
 
@@ -94,6 +103,7 @@ CREATE TABLE group_queue (
     weight     REAL NOT NULL,
     -- 1: it has a rate or a concurrency. Its lanes go through a gate, named U+001D and its name
     limited    INTEGER NOT NULL DEFAULT 0,
+    first_vt   INTEGER NOT NULL DEFAULT 0,   -- none of its runnable lanes has an earlier one
     open       INTEGER NOT NULL DEFAULT 0,   -- whether it has an open gate
     UNIQUE (name, tier_queue)
 );
@@ -175,6 +185,9 @@ CREATE TABLE lane (
     seen       INTEGER NOT NULL,
     lately     INTEGER NOT NULL,         -- the deliveries in it,
     before     INTEGER NOT NULL,         -- and in the one before
+    -- no ready message of the lane has an earlier place
+    first_rank INTEGER NOT NULL,
+    first_pos  INTEGER NOT NULL,
     -- what few lanes have: back-off, rare counts, mean duration (JSON, see rows.Lane)
     more       TEXT,
     -- size classes for the top lists, see size_classes.py; NULL: too small

@@ -305,6 +305,7 @@ def _quick_deaths(
         tx.letters[topic] = tx.letters.get(topic, 0) + 1
     tx.run_rows("dead_insert", letters)
     for until, ending in ends.items():
+        tx.expect_event(until)
         tx.run("retention_ends", until, RETENTION_ENDS, tx.array(ending))
     shard.leased -= len(mids)
     shard.died += len(mids)

@@ -103,7 +103,7 @@ def _bound(column: str) -> str:
 
 _GENERATED = {
     "lane_insert": f"INSERT INTO lane ({', '.join(LANE_COLUMNS)})"
-    f" VALUES ({', '.join(map(_bound, LANE_COLUMNS))}) ON CONFLICT (lane) DO NOTHING"
+    f" VALUES ({', '.join(map(_bound, LANE_COLUMNS))}) ON CONFLICT DO NOTHING"
 }
 """Statements with all columns of a lane, or those of one kind of change."""
 

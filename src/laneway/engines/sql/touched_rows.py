@@ -19,6 +19,7 @@ from laneway.engines.sql.rows import Row
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
+    from laneway.engines.sql.rows import Shard
     from laneway.engines.sql.statements import Statements
 
     Key = tuple[Any, ...]
@@ -169,6 +170,18 @@ class ParkedTable(PlaceTable):
     def forget(self) -> None:
         super().forget()
         self._firsts.clear()
+
+
+class EventTable(Table):
+    """`event`: (time, kind, message or first fence) → (last fence or 0,)."""
+
+    def __init__(self, statements: Statements, shard: Shard) -> None:
+        super().__init__(statements, "event", 3, write="event_insert", delete="event_delete")
+        self._shard = shard
+
+    def put(self, key: Key, *values: Any) -> None:
+        self._shard.first_event = min(self._shard.first_event, key[0])
+        super().put(key, *values)
 
 
 class IdentTable(Table):

@@ -33,6 +33,7 @@ from laneway.engines.sql.rows import GateState, Lane, Row, Shard, TierQueue, to_
 from laneway.engines.sql.statements import GRANT, Statements
 from laneway.engines.sql.tallies import TallyBook
 from laneway.engines.sql.touched_rows import (
+    EventTable,
     IdentTable,
     MessageTable,
     ParkedTable,
@@ -59,7 +60,8 @@ MOST_RESOLVED = 200_000
 MOST_SETS = 20_000
 """Different sets of topics' own policies that are cached."""
 
-_stored = attrgetter("vt", "carry", "mean", "delivered", "number")  # of a tier queue
+_stored = attrgetter("vt", "carry", "mean", "delivered", "first_vt", "first_group_vt", "number")
+"""What `tier_queue_write` writes of a tier queue."""
 
 
 class Rules:
@@ -296,7 +298,7 @@ class Transaction(Statements):
     @cached_property
     def events(self) -> Table:
         """(time, kind, message or first fence) → (last fence or 0,)."""
-        return Table(self, "event", 3, write="event_insert", delete="event_delete")
+        return EventTable(self, self.shard)
 
     @cached_property
     def serial_keys(self) -> Table:
@@ -367,6 +369,16 @@ class Transaction(Statements):
     def signals(self) -> Table:
         """(message, number of a signal that came) → ()."""
         return Table(self, "came", 2, read="came_read", write="came_insert", delete="")
+
+    def expect_ready(self, lane: Lane, row: Row) -> None:
+        """The message becomes ready in the lane, maybe before all others."""
+        if (row.rank, row.pos) < (lane.first_rank, lane.first_pos):
+            lane.first_rank, lane.first_pos = row.rank, row.pos
+            self.touch(lane)
+
+    def expect_event(self, at: int) -> None:
+        """There is an event at this time."""
+        self.shard.first_event = min(self.shard.first_event, at)
 
     def next_seq(self) -> int:
         """Assign the next sequence number."""
@@ -634,6 +646,25 @@ class Transaction(Statements):
     def group_of(self, lane: Lane) -> GroupQueue | None:
         """The lane's group in its tier queue."""
         return None if lane.tier_queue > 0 else self.groups.get(-lane.tier_queue)
+
+    def first_vt(self, number: int, *, of_groups: bool = False) -> int:
+        """Before it no lane of a tier queue (below 0: of a group) is runnable, or no group."""
+        if number < 0:
+            return self.groups.get(-number).first_vt
+        tier_queue = self.tier_queues[number]
+        return tier_queue.first_group_vt if of_groups else tier_queue.first_vt
+
+    def begins_at(self, number: int, vt: int, *, of_groups: bool = False) -> None:
+        """The first stored one has this virtual time, see `first_vt`."""
+        if number < 0:
+            group = self.groups.get(-number)
+            if vt != group.first_vt:
+                group.first_vt = vt
+                self.groups.touch(group)
+        elif of_groups:
+            self.tier_queues[number].first_group_vt = vt
+        else:
+            self.tier_queues[number].first_vt = vt
 
     def fair_by_time(self, tier_queue: TierQueue) -> bool:
         """Whether its lanes share the workers' time instead of the number of messages."""
@@ -1010,7 +1041,7 @@ class Transaction(Statements):
 
     def forget_idle(self, most: int) -> None:
         """Delete the rows of idle lanes whose time has come, without reading them."""
-        forgotten = self.all("lanes_forget", self.now, most)
+        forgotten = self.all("lanes_forget", self.shard.first_idle, self.now, most)
         self.groups.load({-tier_queue for _, _, tier_queue in forgotten if tier_queue < 0})
         for number, name, tier_queue in forgotten:
             self.shard.lanes -= 1
@@ -1072,6 +1103,9 @@ class Transaction(Statements):
             s.removed,
             s.lanes,
             s.own,
+            s.first_event,
+            s.first_asleep,
+            s.first_idle,
             s.tallies,
         )
 
@@ -1101,7 +1135,7 @@ class Transaction(Statements):
                     tier_queue = self.tier_queue_of(lane)
                     self.groups.leave(lane)
                     lane.tier_queue = tier_queue.number
-        self.changed_ids += self._changes.write(self, self.shard, self.lane_cache, self.now)
+        self.changed_ids += self._changes.write(self)
 
     def count_deliveries(self, lane: Lane, taken: int) -> None:
         """Count deliveries, also in the windows of the lane's recent rate."""

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from laneway.engines.shared import forking
 from laneway.engines.shared.replaced_files import Files, create_file, is_of_another
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 APPLICATION_ID = 0x4C_41_4E_45  # "LANE": distinguishes our files from other SQLite files
-SCHEMA_VERSION = 23
+SCHEMA_VERSION = 24
 """The layout of `schema.sql`; 22 is that of 0.1.0, the first version whose files are kept."""
 
 MIGRATIONS = Path(__file__).with_name("migrations")
@@ -56,13 +57,6 @@ BUSY_TIMEOUT = 30.0
 CACHE_KIB = 128 * 1024
 RESTART_MS = 10
 """How long a `-wal` that is to begin again waits for the write lock and for readers."""
-
-
-# Forks: SQLite's file locks and mutexes must not be copied. So no transaction runs during a fork,
-# and the child closes the connections that it inherited before it opens any: otherwise it would
-# release the parent's locks.
-_pauses = forking.Pauses()
-_abandoned: list[object] = []
 
 
 class Store:
@@ -100,7 +94,7 @@ class Store:
         self._later: dict[int, int] = {}
         """By thread that syncs later: its last commit."""
         with self.lock, forking.undivided():
-            _pauses.add(self)
+            _stores.add(self)
             self.connection = self._open()
         self._create = False  # a file that is opened again must exist
 
@@ -574,18 +568,47 @@ class Store:
         if getattr(self, "_log_length", None) is not None:
             self._close_log_length()
 
-    def forget(self, *, is_quiet: bool) -> None:
-        """In a forked child. `is_quiet`: no transaction was running."""
-        self.lock = threading.RLock()
-        self.forget_sync()
-        if is_quiet and hasattr(self, "connection"):
+
+# Forks: SQLite's file locks and mutexes must not be copied. So no transaction runs during a fork,
+# and the child closes the connections that it inherited before it opens any: otherwise it would
+# release the parent's locks.
+
+_stores: WeakSet[Store] = WeakSet()
+_paused: list[Store] = []
+
+
+def _before_fork(seconds: float) -> bool:
+    others = set(_stores).difference(_paused)
+    paused = [each for each in others if each.lock.acquire(timeout=seconds)]
+    _paused.extend(paused)
+    return len(paused) == len(others)
+
+
+def _after_fork_in_parent() -> None:
+    for store in _paused:
+        store.lock.release()
+    _paused.clear()
+
+
+def _after_fork_in_child() -> None:
+    quiet = list(_paused)
+    _paused.clear()
+    for store in list(_stores):
+        store.lock = threading.RLock()
+        store.forget_sync()
+        if store in quiet and hasattr(store, "connection"):
             with contextlib.suppress(sqlite3.Error):
-                self.connection.close()
+                store.connection.close()
         else:
             # A transaction was running, which never ends here: closing could block forever.
-            _abandoned.append(getattr(self, "connection", None))
-            self.connection = sqlite3.connect(":memory:", factory=Connection)
-            self.connection.close()
+            _abandoned.append(getattr(store, "connection", None))
+            store.connection = sqlite3.connect(":memory:", factory=Connection)
+            store.connection.close()
+    _stores.clear()
+
+
+_abandoned: list[object] = []
+forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
 
 
 def _is_busy(error: sqlite3.Error) -> bool:

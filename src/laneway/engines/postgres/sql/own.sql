@@ -1,14 +1,119 @@
 -- Statements in the text of PostgreSQL alone; the others are in `engines/sql/sql`.
 
+-- name: shard_read
+SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered,
+    done, retried, died, merged,
+       expired, removed, lanes, own, first_event, first_asleep, first_idle, tallies
+  FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1;
+
+-- name: shard_changed
+SELECT s.now, EXISTS (SELECT 1 FROM inbox WHERE mid > s.seq)
+  FROM shard s WHERE s.one = 1 ORDER BY s.epoch DESC LIMIT 1;
+
+-- name: nonce_read
+SELECT nonce FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1;
+
+-- name: shard_now
+SELECT now FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1;
+
+-- name: inbox_put
+-- As the shared statement. All messages in the inbox have numbers above those that the shard has
+-- assigned, and so have their fences.
+INSERT INTO inbox (mid, published, topic, rank, headers, body, fence)
+SELECT greatest(s.seq, i.last, ?1) + 1, ?2, ?3, ?4, nullif(?5, ''), ?6,
+       CASE WHEN ?8 = 1 AND i.count < 16 AND i.first IS NULL
+             AND NOT (coalesce(l.ready, 0) > 0 OR l.more IS NOT NULL)
+            THEN greatest(s.fence, coalesce(i.fence, 0), ?1) + 1 END
+  FROM (SELECT * FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1) s
+  CROSS JOIN LATERAL (SELECT count(*), coalesce(max(mid), 0) AS last, max(fence) AS fence,
+        min(mid) FILTER (WHERE inbox.fence IS NULL) AS first FROM inbox WHERE mid > s.seq) i
+  LEFT JOIN LATERAL (SELECT n.ready, n.more FROM lane n WHERE n.name = ?3
+    ORDER BY n.lane DESC, n.epoch DESC LIMIT 1) l ON true
+ WHERE s.policy_version = ?7
+   AND (s.own = 0 OR NOT EXISTS (SELECT 1 FROM own_policy WHERE topic = ?3))
+RETURNING mid,
+          coalesce((SELECT min(i.mid) FROM inbox i WHERE i.fence IS NULL AND i.mid >
+                     (SELECT seq FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1)),
+                   CASE WHEN fence IS NULL THEN mid END),
+          (SELECT n.ready FROM lane n WHERE n.name = ?3
+            ORDER BY n.lane DESC, n.epoch DESC LIMIT 1), fence;
+
+-- name: inbox_read
+SELECT mid, published, topic, rank, headers, body, fence FROM inbox
+ WHERE mid > (SELECT seq FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1) ORDER BY mid;
+
+-- name: inbox_clear
+DELETE FROM inbox
+ WHERE mid > (SELECT seq FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1);
+
+-- name: inbox_has_any
+SELECT 1 FROM inbox
+ WHERE mid > (SELECT seq FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1) LIMIT 1;
+
+-- name: tier_queues
+WITH RECURSIVE each AS (
+    (SELECT tier_queue, pool, tier, vt, carry, mean, delivered, first_vt, first_group_vt
+       FROM tier_queue
+      ORDER BY tier_queue DESC, epoch DESC LIMIT 1)
+    UNION ALL SELECT next.* FROM each CROSS JOIN LATERAL
+        (SELECT q.tier_queue, q.pool, q.tier, q.vt, q.carry, q.mean, q.delivered, q.first_vt,
+               q.first_group_vt
+           FROM tier_queue q
+          WHERE q.tier_queue < each.tier_queue
+          ORDER BY q.tier_queue DESC, q.epoch DESC LIMIT 1) next
+) SELECT * FROM each;
+
+-- name: lane_last
+-- Each transaction has numbers of its own, so that a number is never used twice.
+SELECT nextval('lane_block') * 1000000;
+
+-- name: lanes_by_name
+SELECT {lane} FROM {array ?} j CROSS JOIN LATERAL (SELECT * FROM lane n WHERE n.name = j.value
+    ORDER BY n.lane DESC, n.epoch DESC LIMIT 1) l;
+
+-- name: lanes_by_number
+SELECT {lane} FROM {array ?} j CROSS JOIN LATERAL (SELECT * FROM lane n WHERE n.lane = j.value
+    ORDER BY n.epoch DESC LIMIT 1) l;
+
+-- name: lane_by_name
+SELECT {lane} FROM lane l WHERE l.name = ? ORDER BY l.lane DESC, l.epoch DESC LIMIT 1;
+
+-- name: lane_by_number
+SELECT {lane} FROM lane l WHERE l.lane = ? ORDER BY l.epoch DESC LIMIT 1;
+
+-- name: heads
+-- The first message of each of these lanes, behind so many others.
+SELECT {head} FROM unnest(?1::int8[], ?2::int8[], ?3::int8[]) AS v (lane, first_rank, first_pos)
+  JOIN message m ON m.mid = (SELECT r.mid FROM ready r
+      WHERE r.lane = v.lane AND (r.rank, r.pos) >= (v.first_rank, v.first_pos)
+      ORDER BY r.rank, r.pos, r.seq LIMIT 1 OFFSET ?4);
+
+-- name: groups_read
+SELECT {group} FROM {array ?} j CROSS JOIN LATERAL (SELECT * FROM group_queue n
+    WHERE n.number = j.value ORDER BY n.epoch DESC LIMIT 1) g;
+
+-- name: group_find
+SELECT {group} FROM group_queue g WHERE g.name = ? AND g.tier_queue = ?
+    ORDER BY g.number DESC, g.epoch DESC LIMIT 1;
+
+-- name: gate_read
+SELECT {gate} FROM gate WHERE name = ? ORDER BY epoch DESC LIMIT 1;
+
+-- name: recent_read
+SELECT r.topic, r.score FROM {array ?2} j CROSS JOIN LATERAL (SELECT * FROM recent n
+    WHERE n.kind = ?1 AND n.topic = j.value ORDER BY n.epoch DESC LIMIT 1) r;
+
 -- name: lane_rates_big
 SELECT tier_queue, place, seen, lately, before FROM lane WHERE big IS NOT NULL
  ORDER BY big DESC LIMIT ?;
 
 -- name: group_heads
--- The first runnable lanes of these groups, as JSON; only the index is read.
-SELECT j.value, (SELECT coalesce(json_agg(first.lane), '[]')::text FROM (SELECT lane FROM lane
-    WHERE tier_queue = -j.value AND place = 1 ORDER BY vt, lane LIMIT ?2) first)
-  FROM {array ?1} j;
+-- The first runnable lanes of these groups behind the virtual time of the first one, as JSON; only
+-- the index is read.
+SELECT g.number, (SELECT json_build_array(min(vt), coalesce(json_agg(lane), '[]'))::text
+    FROM (SELECT lane, vt FROM lane WHERE tier_queue = -g.number AND place = 1 AND vt >= g.first_vt
+        ORDER BY vt, lane LIMIT ?3) first)
+  FROM unnest(?1::int8[], ?2::int8[]) AS g (number, first_vt);
 
 -- name: own_set_with_code_tier
 -- A set that names a tier, and how many topics share it.

@@ -224,6 +224,26 @@ SELECT (SELECT coalesce(sum(ready + delayed + parked), 0)
        (SELECT count(*) FROM lease WHERE gone = 0), (SELECT count(*) FROM dead), (SELECT count(*)
            FROM lane);
 
+-- name: check_first_places
+-- Lanes that have a ready message before their first place.
+SELECT l.lane FROM lane l WHERE EXISTS (SELECT 1 FROM ready r
+    WHERE r.lane = l.lane AND (r.rank, r.pos) < (l.first_rank, l.first_pos)) LIMIT ?;
+
+-- name: check_first_times
+-- How many lanes, groups and events are before the first of their order.
+SELECT (SELECT count(*) FROM lane l JOIN tier_queue q ON q.tier_queue = l.tier_queue
+         WHERE l.place = 1 AND l.vt < q.first_vt)
+     + (SELECT count(*) FROM lane l JOIN group_queue g ON g.number = -l.tier_queue
+         WHERE l.place = 1 AND l.vt < g.first_vt)
+     + (SELECT count(*) FROM group_queue g JOIN tier_queue q ON q.tier_queue = g.tier_queue
+         WHERE g.runnable > 0 AND g.vt < q.first_group_vt)
+     + (SELECT count(*) FROM event e JOIN shard s ON e.at < s.first_event)
+     + (SELECT count(*) FROM lane l JOIN shard s ON l.place = 2 AND l.wake < s.first_asleep)
+     + (SELECT count(*) FROM lane l JOIN shard s ON l.place = 0 AND l.wake < s.first_idle);
+
+-- name: groups_all
+SELECT number FROM group_queue;
+
 -- name: check_group_counts
 -- Groups whose counts are not those of their lanes, and what they should be.
 SELECT number, counted, can_run, waits FROM (

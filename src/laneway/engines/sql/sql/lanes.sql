@@ -3,14 +3,15 @@
 -- name: shard_read
 SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered,
     done, retried, died, merged,
-       expired, removed, lanes, own, tallies
+       expired, removed, lanes, own, first_event, first_asleep, first_idle, tallies
   FROM shard;
 
 -- name: shard_write
 UPDATE shard SET seq = ?, fence = ?, now = ?, policy_version = ?, waiting = ?, bytes = ?,
     leased = ?, dead = ?, published = ?,
        delivered = ?, done = ?, retried = ?, died = ?, merged = ?, expired = ?, removed = ?,
-           lanes = ?, own = ?, tallies = ?;
+           lanes = ?, own = ?, first_event = ?, first_asleep = ?, first_idle = ?, tallies = ?
+ WHERE one = 1;
 
 -- name: lane_last
 SELECT max(lane) FROM lane;
@@ -48,33 +49,35 @@ SELECT lane, turn FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3
 -- name: lanes_to_wake
 -- Lanes that are asleep. The place is a literal, because it is in the conditions of indexes: if it
 -- were bound, SQLite would plan the statement again each time.
-SELECT {lane} FROM lane l WHERE l.place = 2 AND l.wake <= ? ORDER BY l.wake, l.lane LIMIT ?;
+SELECT {lane} FROM lane l WHERE l.place = 2 AND l.wake BETWEEN ? AND ?
+    ORDER BY l.wake, l.lane LIMIT ?;
 
 -- name: lanes_forget
-DELETE FROM lane WHERE lane IN (SELECT lane FROM lane WHERE place = 0 AND wake <= ?
+DELETE FROM lane WHERE lane IN (SELECT lane FROM lane WHERE place = 0 AND wake BETWEEN ? AND ?
     ORDER BY wake, lane LIMIT ?) RETURNING lane, name, tier_queue;
 
 -- name: next_wake
 SELECT min(at) FROM (
-    SELECT (SELECT min(at) FROM event) AS at
-    UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 2 AND wake IS NOT NULL)
-    UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 0 AND wake IS NOT NULL)
+    SELECT (SELECT min(at) FROM event WHERE at >= ?1) AS at
+    UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 2 AND wake >= ?2)
+    UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 0 AND wake >= ?3)
     UNION ALL SELECT (SELECT min(wake) FROM gate WHERE wake IS NOT NULL)
     UNION ALL SELECT (SELECT min(wake) FROM key_state WHERE wake IS NOT NULL)
     UNION ALL SELECT (SELECT 0 FROM sweep LIMIT 1)
 ) next;
 
 -- name: housekeeping_due
--- Whether anything of `housekeeping.run` is due, and whether keys wake. One statement instead of
--- one for each kind.
-SELECT EXISTS (SELECT 1 FROM event WHERE at <= ?1)
-    OR EXISTS (SELECT 1 FROM ident WHERE until <= ?1)
+-- When the first event is due, when the first lane that is asleep wakes, and when the first idle
+-- one is forgotten; whether anything else of `housekeeping.run` is due, and whether keys wake. One
+-- statement instead of one for each kind.
+SELECT (SELECT min(at) FROM event WHERE at >= ?2),
+       (SELECT min(wake) FROM lane WHERE place = 2 AND wake >= ?3),
+       (SELECT min(wake) FROM lane WHERE place = 0 AND wake >= ?4),
+       EXISTS (SELECT 1 FROM ident WHERE until <= ?1)
     OR EXISTS (SELECT 1 FROM edge WHERE until <= ?1)
     OR EXISTS (SELECT 1 FROM kept WHERE until <= ?1)
     OR EXISTS (SELECT 1 FROM sweep)
-    OR EXISTS (SELECT 1 FROM gate WHERE wake <= ?1)
-    OR EXISTS (SELECT 1 FROM lane WHERE place = 2 AND wake <= ?1)
-    OR EXISTS (SELECT 1 FROM lane WHERE place = 0 AND wake <= ?1),
+    OR EXISTS (SELECT 1 FROM gate WHERE wake <= ?1),
        EXISTS (SELECT 1 FROM key_state WHERE wake <= ?1);
 
 -- name: lane_shrink
@@ -89,23 +92,24 @@ UPDATE lane SET leased = ?, done = ?, wake = nullif(?, 0) WHERE lane = ?;
 DELETE FROM lane WHERE lane = ?;
 
 -- name: tier_queues
-SELECT tier_queue, pool, tier, vt, carry, mean, delivered FROM tier_queue;
+SELECT tier_queue, pool, tier, vt, carry, mean, delivered, first_vt, first_group_vt FROM tier_queue;
 
 -- name: tier_queue_insert
 INSERT INTO tier_queue (pool, tier) VALUES (?, ?) RETURNING tier_queue;
 
 -- name: tier_queue_write
-UPDATE tier_queue SET vt = ?, carry = ?, mean = ?, delivered = ? WHERE tier_queue = ?;
+UPDATE tier_queue SET vt = ?, carry = ?, mean = ?, delivered = ?, first_vt = ?,
+    first_group_vt = ? WHERE tier_queue = ?;
 
 -- name: tier_queue_has_runnable
-SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1)
-    OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND runnable > 0);
+SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt >= ?2)
+    OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND runnable > 0 AND vt >= ?3);
 
 -- name: tier_queue_has_work
-SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1)
+SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt >= ?2)
     OR EXISTS (SELECT 1 FROM gate_entry WHERE owner = ?1 AND open = 1)
     OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND open = 1)
-    OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND runnable > 0);
+    OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND runnable > 0 AND vt >= ?3);
 
 -- name: gate_read
 SELECT {gate} FROM gate WHERE name = ?;

@@ -1,14 +1,16 @@
 -- Leases: deliveries and their end.
 
 -- name: heads
--- The first message of each of these lanes (JSON list of numbers), behind so many others.
-SELECT {head} FROM {array ?} j
+-- The first message of each of these lanes (JSON list of numbers), behind so many others. ?2 and
+-- ?3, their first places, count where deleted rows are kept.
+SELECT {head} FROM {array ?1} j
   {join} message m ON m.mid = (SELECT r.mid FROM ready r WHERE r.lane = j.value
-      ORDER BY r.rank, r.pos, r.seq LIMIT 1 OFFSET ?);
+      ORDER BY r.rank, r.pos, r.seq LIMIT 1 OFFSET ?4);
 
 -- name: head_of
--- The first messages of one lane.
-SELECT {head} FROM ready r {join} message m ON m.mid = r.mid WHERE r.lane = ?
+-- The first messages of one lane, from its first place on.
+SELECT {head} FROM ready r {join} message m ON m.mid = r.mid
+    WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?)
     ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: folded_heads
@@ -22,8 +24,8 @@ SELECT m.mid FROM message m
 
 -- name: head_costs
 -- The headers of the first messages of a lane, behind some that are leased in this call.
-SELECT m.headers FROM ready r LEFT JOIN message m ON m.mid = r.mid WHERE r.lane = ?
- ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
+SELECT m.headers FROM ready r LEFT JOIN message m ON m.mid = r.mid
+ WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?) ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
 
 -- name: costs_of
 -- The headers of these messages (JSON list of numbers).

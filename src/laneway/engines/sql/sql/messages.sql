@@ -57,8 +57,8 @@ INSERT INTO parked (lane, key, rank, pos, seq, mid)
 DELETE FROM ready WHERE (lane, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, ?, ?)));
 
 -- name: ready_delete_head
--- The messages of a lane up to one: those that were just delivered.
-DELETE FROM ready WHERE lane = ? AND (rank, pos, seq) <= (?, ?, ?);
+-- The messages of a lane from its first place up to one: those that were just delivered.
+DELETE FROM ready WHERE lane = ? AND (rank, pos) >= (?, ?) AND (rank, pos, seq) <= (?, ?, ?);
 
 -- name: event_insert
 INSERT INTO event (at, kind, a, b) VALUES (?, ?, ?, nullif(?, 0)) ON CONFLICT DO NOTHING;
@@ -72,7 +72,7 @@ INSERT INTO event (at, kind, a) SELECT ?, ?, value FROM {array ?} j WHERE true
 DELETE FROM event WHERE (at, kind, a) IN (SELECT * FROM (VALUES (?, ?, ?)));
 
 -- name: events_due
-SELECT at, kind, a, b FROM event WHERE at <= ? ORDER BY at, kind, a LIMIT ?;
+SELECT at, kind, a, b FROM event WHERE at BETWEEN ? AND ? ORDER BY at, kind, a LIMIT ?;
 
 -- name: lease_ends_forget
 -- Of the next events, the ends of leases that are all settled.

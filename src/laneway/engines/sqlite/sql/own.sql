@@ -8,9 +8,10 @@ SELECT l.tier_queue, l.place, l.seen, l.lately, l.before
  CROSS JOIN lane l ON l.lane = first.number;
 
 -- name: group_heads
--- The first runnable lanes of these groups, as JSON; only the index is read.
-SELECT j.value, (SELECT json_group_array(lane) FROM (SELECT lane FROM lane
-    WHERE tier_queue = -j.value AND place = 1 ORDER BY vt, lane LIMIT ?2)) FROM json_each(?1) j;
+-- The first runnable lanes of these groups behind the virtual time of the first one, as JSON; only
+-- the index is read.
+SELECT j.value, (SELECT json_array(min(vt), json_group_array(lane)) FROM (SELECT lane, vt FROM lane
+    WHERE tier_queue = -j.value AND place = 1 ORDER BY vt, lane LIMIT ?3)) FROM json_each(?1) j;
 
 -- name: own_set_with_code_tier
 -- A set that names a tier, and how many topics share it.

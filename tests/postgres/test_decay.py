@@ -1,0 +1,90 @@
+"""A call costs the same however many dead rows are kept for a transaction that stays open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft, Settlement
+from laneway.testing.postgres_server import PostgresServer
+
+CALLS = 12
+"""Calls of a round. Rows get a new epoch with every 16th change, so one round has several."""
+
+ROUNDS = 6
+
+FLOWS: dict[str, tuple[int, int, dict[str, Any], Callable[[int], dict[str, Any]]]] = {
+    "one topic": (1, 100, {}, lambda _: {}),
+    "many topics": (20, 100, {}, lambda _: {}),
+    "single messages": (1, 1, {}, lambda _: {}),
+    "limits": (20, 100, {"rate": 1e6, "burst": 10_000, "concurrency": 1_000}, lambda _: {}),
+    "groups": (20, 100, {"group": "{1}"}, lambda _: {}),
+    "one group": (20, 100, {"group": "all"}, lambda _: {}),
+    "ids": (20, 100, {}, lambda n: {"id": f"id-{n}"}),
+}
+"""By name: topics, messages of a call, policy, and what each message has."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer(fsync="off", autovacuum="off", stats_fetch_consistency="none") as started:
+        yield started
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_buffers_of_a_message(server: PostgresServer, flow: str) -> None:
+    """
+    The pages that a message touches do not grow while dead rows are kept, which no vacuum removes.
+    The number is exact: it does not depend on the machine. docs/engines.md has the exceptions.
+    """
+    topics, size, policy, fields = FLOWS[flow]
+    namespace = flow.replace(" ", "_")
+    engine = open_engine(server.url, Settings(namespace=namespace))
+    engine.policy_set("code", "t.*", policy)
+    number = 0
+
+    def run() -> float:
+        nonlocal number
+        before, first = touched(), number
+        for _ in range(CALLS):
+            engine.put(
+                [
+                    Draft(f"t.{each % topics}", b"body", **fields(each))
+                    for each in range(number, number + size)
+                ]
+            )
+            number += size
+            left = size
+            while left and (leases := engine.lease(size).leases):
+                engine.settle([Settlement(each.handle, each.fence) for each in leases])
+                left -= len(leases)
+        return (touched() - before) / (number - first)
+
+    def touched() -> float:
+        pipeline = engine._store._connection.pipeline  # type: ignore[attr-defined]
+        pipeline.rows(pipeline.send("SELECT pg_stat_force_next_flush()"))
+        pipeline.sync()
+        row = watching.execute(
+            "SELECT sum(coalesce(heap_blks_hit + heap_blks_read, 0)"
+            " + coalesce(idx_blks_hit + idx_blks_read, 0)) FROM pg_statio_user_tables"
+            " WHERE schemaname = %s",
+            (f"laneway_{namespace}",),
+        ).fetchone()
+        return float(row[0])  # type: ignore[index]
+
+    with (
+        closing(engine),
+        psycopg.connect(server.url, autocommit=True) as watching,
+        psycopg.connect(server.url) as open_elsewhere,
+    ):
+        open_elsewhere.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        open_elsewhere.execute("SELECT 1")
+        costs = [run() for _ in range(ROUNDS)]
+        open_elsewhere.rollback()
+    assert costs[-1] <= 1.1 * costs[2], costs
