@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(1800)
 LONGER = "LANEWAY_FAIRNESS"
 """The variable by which `make fairness` asks for more cases."""
 
-CASES = {"model": 40, "sqlite": 20, "valkey": 20}
+CASES = {"model": 100, "sqlite": 30, "valkey": 30}
 """
 The same cases in each run of the tests: a few find what breaks the rules, and `make fairness` draws
 thousands. Cases on several shards depend on when grants move, so only `make fairness` runs them.
