@@ -250,7 +250,7 @@ def test_a_server_without_room_for_tables(opened: Opened, small: PostgresServer)
         accepted = [each.id for each in engine.put(some(20))]
         balloon = _fill(small.folder)
         failures: list[EngineUnavailable] = []
-        start = 100
+        drafts, start = some(0), 100
         while not failures:
             start += 20
             drafts = some(20, start=start)
@@ -275,7 +275,7 @@ def test_a_server_without_room_for_its_log(opened: Opened, small: PostgresServer
     accepted = {each.id for each in engine.put(some(20))}
     balloon = _fill(small.folder)
     failures: list[EngineUnavailable] = []
-    tried, start = set(accepted), 100
+    tried, drafts, start = set(accepted), some(0), 100
     while not failures:
         start += 20
         drafts = some(20, start=start)
