@@ -45,7 +45,11 @@ def test_fixtures_without_a_conftest(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, *command, "test_shop.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # or an installed one would be there twice
+        },
         capture_output=True,
         text=True,
         timeout=60,

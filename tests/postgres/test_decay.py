@@ -15,7 +15,10 @@ from laneway.message import Draft, Settlement
 from laneway.testing.postgres_server import PostgresServer
 
 CALLS = 12
-"""Calls of a round. Rows get a new epoch with every 16th change, so one round has several."""
+"""
+Calls of a round, and four times as many with one message each. Rows get a new epoch with every 16th
+change, which decides how many old versions a call reads.
+"""
 
 ROUNDS = 6
 
@@ -52,7 +55,7 @@ def test_buffers_of_a_message(server: PostgresServer, flow: str) -> None:
     def run() -> float:
         nonlocal number
         before, first = touched(), number
-        for _ in range(CALLS):
+        for _ in range(CALLS if size > 1 else 4 * CALLS):
             engine.put(
                 [
                     Draft(f"t.{each % topics}", b"body", **fields(each))
@@ -87,4 +90,4 @@ def test_buffers_of_a_message(server: PostgresServer, flow: str) -> None:
         open_elsewhere.execute("SELECT 1")
         costs = [run() for _ in range(ROUNDS)]
         open_elsewhere.rollback()
-    assert costs[-1] <= 1.1 * costs[2], costs
+    assert costs[-1] <= 1.2 * max(costs[1:3]), costs

@@ -220,6 +220,8 @@ class Connection:
         return self.pipeline.rows(ticket) if ticket is not None else []
 
     def prefetch(self, name: str, *values: Any) -> None:
+        if (name, *values) in self._asked:
+            return
         ticket = self._send(name, values)
         if ticket is not None:
             self._asked[name, *values] = ticket

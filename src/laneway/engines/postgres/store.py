@@ -552,7 +552,12 @@ class Store:
                 return connection
 
     def run_durably(self, name: str, *values: Any) -> list[Any]:
-        with self.writing(durable=True, changes_queue=False, syncs=False) as connection:
+        with self.writing(
+            durable=True,
+            changes_queue=False,
+            syncs=False,
+            reads=((name, *values),),  # with BEGIN, so that nobody waits for it alone
+        ) as connection:
             rows: list[Any] = connection.all(name, *values)
             connection.take_turn()  # so that other processes look into the inbox
         return rows

@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -51,7 +52,7 @@ from laneway.tiers import TierLayers
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from laneway.engines.base import (
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
         WorkerView,
         WorkListener,
     )
-    from laneway.engines.sql.store import Connection, Place, Store
+    from laneway.engines.sql.store import Connection, Place, Read, Store
     from laneway.engines.sql.wakeup import Wakeup
     from laneway.message import Draft, Lease, ProgressReport, StoredResult
     from laneway.tiers import Tiers
@@ -162,26 +163,21 @@ class SqlQueue(Waits):
     # Transactions
 
     @contextmanager
-    def transaction(self, now_us: int | None, *, durable: bool = True) -> Iterator[Transaction]:
+    def transaction(
+        self,
+        now_us: int | None,
+        *,
+        durable: bool = True,
+        reads: Callable[[LaneCache], Iterable[Read]] | None = None,
+    ) -> Iterator[Transaction]:
+        """`reads`: what it reads besides `housekeeping.due`, unless others have written."""
         store, lane_cache = self._store, self._lane_cache
         with store.lock:
             store.refuse_nested()  # before the cache of the transaction around it is cleared
             try:
-                reads = COLD_READS if lane_cache.was_cold else ()
-                with store.writing(durable=durable, syncs=False, reads=reads) as connection:
-                    lane_cache.check(connection, store.commits)
-                    tx = Transaction(
-                        connection,
-                        self._rules,
-                        self._store.clock() if now_us is None else now_us,
-                        lane_cache,
-                    )
-                    if not lane_cache.is_inbox_empty:
-                        self._inbox.empty(tx)
-                        lane_cache.is_inbox_empty = True
-                    if now_us is None:
-                        tx.min_number = self._first_number + tx.now // self._number_unit
-                        self._look_at_clock(tx)
+                asked, asked_at = self._first_reads(now_us, reads)
+                with store.writing(durable=durable, syncs=False, reads=asked) as connection:
+                    tx = self._begun(connection, now_us, reads, asked_at)
                     yield tx
                     if tx.end_notices:
                         putting.put(tx, tx.end_notices)
@@ -202,6 +198,51 @@ class SqlQueue(Waits):
             self._wakeup.notify_results(tx.changed_ids)
         if durable:  # now: the workers that were notified begin meanwhile
             store.sync(commit)
+
+    def _begun(
+        self,
+        connection: Connection,
+        now_us: int | None,
+        reads: Callable[[LaneCache], Iterable[Read]] | None,
+        asked_at: int | None,
+    ) -> Transaction:
+        """The transaction that this connection has begun, see `transaction` and `_first_reads`."""
+        store, lane_cache = self._store, self._lane_cache
+        lane_cache.check(connection, store.commits)
+        if lane_cache.was_cold:
+            asked_at = None
+            for read in COLD_READS:
+                connection.prefetch(*read)
+        clock = store.clock() if now_us is None else now_us
+        tx = Transaction(connection, self._rules, clock, lane_cache)
+        if not lane_cache.is_inbox_empty:
+            self._inbox.empty(tx)
+            lane_cache.is_inbox_empty = True
+        if now_us is None:
+            tx.min_number = self._first_number + tx.now // self._number_unit
+            self._look_at_clock(tx)
+        if reads is not None:
+            tx.asked_at = tx.now if asked_at is None else asked_at
+            for read in (*reads(lane_cache), housekeeping.due(tx.shard, tx.asked_at)):
+                tx.prefetch(*read)
+        return tx
+
+    def _first_reads(
+        self, now_us: int | None, reads: Callable[[LaneCache], Iterable[Read]] | None
+    ) -> tuple[tuple[Read, ...], int | None]:
+        """
+        What a transaction reads first, as far as this is known before it begins; and as of when it
+        asks what is due, if it does.
+        """
+        cache = self._lane_cache
+        if cache.was_cold or cache.shard is None:
+            return COLD_READS, None
+        if not cache.is_inbox_empty:
+            return (("inbox_read",),), None
+        if reads is None:
+            return (), None
+        now = max(self._store.clock() if now_us is None else now_us, cache.shard.now)
+        return (*reads(cache), housekeeping.due(cache.shard, now)), now
 
     @contextmanager
     def view(self, now_us: int | None = None) -> Iterator[Transaction]:
@@ -353,10 +394,10 @@ class SqlQueue(Waits):
         Lease in one transaction. Also answers whether another one has to go on where this one has
         ended, because keys at their limits have parked much.
         """
-        with self.transaction(now_us, durable=False) as tx:
+        reads = partial(leasing.reads, pool=pool, room=n)
+        is_plain = topics is None and wanted is None
+        with self.transaction(now_us, durable=False, reads=reads if is_plain else None) as tx:
             found = tx.shard.delivered
-            if topics is None and wanted is None:
-                leasing.prefetch(tx, pool, n)
             housekeeping.run(tx, HOUSEKEEPING_LIMIT)
             tx.flush_departures()
             startable = n if startable is None else startable

@@ -23,7 +23,8 @@ from laneway.engines.sql.rows import NONE
 from laneway.policy import matches
 
 if TYPE_CHECKING:
-    from laneway.engines.sql.rows import Lane
+    from laneway.engines.sql.rows import Lane, Shard
+    from laneway.engines.sql.store import Read
     from laneway.engines.sql.transaction import Transaction
 
 
@@ -34,13 +35,18 @@ before; without this, each such end would wake an idle worker.
 """
 
 
+def due(shard: Shard, now: int) -> Read:
+    """What is read first: whether anything is due at this time."""
+    return "housekeeping_due", now, *shard.firsts
+
+
 def run(tx: Transaction, budget: int) -> None:
     """
     Do everything that is due, at most `budget` of each kind; call it at the beginning of a
     transaction.
     """
     shard, now = tx.shard, tx.now
-    *firsts, is_due, keys_wake = tx.one("housekeeping_due", now, *shard.firsts)
+    *firsts, is_due, keys_wake = tx.one(*due(shard, tx.asked_at))
     event, asleep, idle = firsts
     # What this transaction has not written yet lowers these when it is written.
     shard.first_event = NONE if event is None else event

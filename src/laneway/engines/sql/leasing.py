@@ -58,8 +58,9 @@ from laneway.engines.sql.wanted import ALL_RANKS, START
 from laneway.message import Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from laneway.engines.sql.lane_cache import LaneCache
     from laneway.engines.sql.rows import GateState
     from laneway.engines.sql.store import Read
     from laneway.engines.sql.transaction import Transaction
@@ -116,15 +117,15 @@ in one statement, then the second: a statement for each lane would cost more.
 _loads = msgspec.json.Decoder(tuple[int | None, list[int]]).decode
 
 
-def prefetch(tx: Transaction, pool: str, room: int) -> None:
-    """Ask for what a lease from a pool surely reads: the beginnings of its tiers."""
+def reads(lane_cache: LaneCache, pool: str, room: int) -> Iterator[Read]:
+    """What a lease from a pool surely reads: the beginnings of its tiers."""
     page = _page(room)
-    for name in tx.rules.tiers:
-        if (tier_queue := tx.find_tier_queue(pool, name)) is not None:
+    for tier_queue in lane_cache.tier_queues.values():
+        if tier_queue.pool == pool:
             number, first = tier_queue.number, tier_queue.first_vt
-            tx.prefetch("tier_queue_has_runnable", number, first, tier_queue.first_group_vt)
-            tx.prefetch(_RUNNABLE[_LANES], number, first, -1, page)
-            tx.prefetch("gate_entries_open", number, *START, page)
+            yield "tier_queue_has_runnable", number, first, tier_queue.first_group_vt
+            yield _RUNNABLE[_LANES], number, first, -1, page
+            yield "gate_entries_open", number, *START, page
 
 
 def lease(

@@ -154,7 +154,7 @@ def put_from_inbox(
     One whose number was assigned meanwhile, by a program that knows no inbox, gets another. Returns
     the numbers.
     """
-    tx.load_names({row[2] for row in rows})
+    tx.load_names({row[2] for row in rows}, creates=True)
     intake = _Intake(tx)
     now, tx.now = tx.now, tx.shard.now
     numbers = []
@@ -209,7 +209,7 @@ class _Intake:
             has_line = draft.key is not None and policy.serial is not None
             if merges or has_line or draft.id is not None:
                 decided.append(entry)
-        tx.load_names({entry[2] for entry in entries if entry[2]})
+        tx.load_names({entry[2] for entry in entries if entry[2]}, creates=True)
         if decided:
             self._load(decided)
         return entries

@@ -13,10 +13,11 @@ from laneway.engines.sql.engine import PLACE
 from laneway.errors import EngineCorrupt, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from laneway.engines.base import Settings
-    from laneway.engines.sql.store import Place, Store
+    from laneway.engines.sql.lane_cache import LaneCache
+    from laneway.engines.sql.store import Place, Read, Store
     from laneway.engines.sql.transaction import Transaction
     from laneway.message import Draft, Receipt
 
@@ -92,8 +93,14 @@ class ShardStore(SqlEngine, FullEngine):
         return self._store.name
 
     @contextmanager
-    def transaction(self, now_us: int | None, *, durable: bool = True) -> Iterator[Transaction]:
-        with super().transaction(now_us, durable=durable) as tx:
+    def transaction(
+        self,
+        now_us: int | None,
+        *,
+        durable: bool = True,
+        reads: Callable[[LaneCache], Iterable[Read]] | None = None,
+    ) -> Iterator[Transaction]:
+        with super().transaction(now_us, durable=durable, reads=reads) as tx:
             if tx.shard.policy_version != self._known_version():
                 raise OtherVersion(tx.shard.policy_version)
             yield tx

@@ -227,6 +227,7 @@ class Transaction(Statements):
         self.tier_queues = lane_cache.tier_queues
         self.clock = clock
         self.now = max(clock, self.shard.now)
+        self.asked_at = self.now  # as of when the store was asked whether anything is due
         rules.refresh(connection, self.shard.policy_version)
         self.min_number = 0  # the least sequence number or fence that may be assigned next
         self.on_wake: Callable[[int | None], None] | None = None
@@ -503,10 +504,12 @@ class Transaction(Statements):
             number = first + number % here * place.shards
         return lane_name(policy, topic, spread_by, number)
 
-    def load_names(self, names: Iterable[str]) -> None:
-        """Read lanes by name, all in one statement."""
+    def load_names(self, names: Iterable[str], *, creates: bool = False) -> None:
+        """Read lanes by name, all in one statement. `creates`: missing ones will be created."""
         known = self.lane_cache.names
         wanted = [name for name in names if name not in known and name not in self._absent]
+        if creates and wanted and self._last_lane is None:
+            self.prefetch("lane_last")
         if len(wanted) == 1:
             rows = self.all("lane_by_name", wanted[0])
         else:
