@@ -73,11 +73,12 @@ def texts(call: str, option: str, value: object) -> list[str]:
             raise UsageError(
                 f"{call}: expected {option} to be a list of text, in it is {each!r:.80}"
             )
-        _check_unicode(call, option, each)
+        check_unicode(call, option, each)
     return found
 
 
-def _check_unicode(call: str, what: str, value: str) -> None:
+def check_unicode(call: str, what: str, value: str) -> None:
+    """Check that a text can be encoded as UTF-8."""
     if not value.isascii() and not is_unicode(value):
         raise UsageError(f"{call}: expected {what} to be valid Unicode, got {value!r:.80}")
 
@@ -128,7 +129,7 @@ def pool(call: str, value: object) -> str:
             f"{call}: pool {value!r:.80} belongs to the one consumer of a subscription; use"
             f" app.{consumer}"
         )
-    _check_unicode(call, "pool", value)
+    check_unicode(call, "pool", value)
     return value
 
 
@@ -137,5 +138,5 @@ def name(call: str, what: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         kind = "non-empty text" if value == "" else "text"
         raise UsageError(f"{call}: expected {what} to be {kind}, got {value!r:.80}")
-    _check_unicode(call, what, value)
+    check_unicode(call, what, value)
     return value

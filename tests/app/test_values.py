@@ -87,6 +87,10 @@ def test_wrong_values(app: Laneway) -> None:
         app.values.put("a", 5, ttl=60)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="ttl"):
         app.values.put("a", "5", ttl=0)
+    with pytest.raises(UsageError, match="valid Unicode"):
+        app.values.put("a", "\ud800", ttl=1)
+    with pytest.raises(UsageError, match="valid Unicode"):
+        app.values.swap("a", "\ud800", "b", ttl=1)
 
 
 def test_forgotten_subscriptions(app: Laneway) -> None:

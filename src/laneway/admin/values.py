@@ -156,6 +156,8 @@ def _checked(call: str, name: str) -> str:
 
 def _bytes(call: str, value: bytes | str) -> bytes:
     """Encode a value. Raises UsageError."""
+    if isinstance(value, str):
+        arguments.check_unicode(call, "the value", value)
     encoded = value.encode() if isinstance(value, str) else value
     if not isinstance(encoded, bytes) or len(encoded) > MAX_BYTES:
         raise UsageError(

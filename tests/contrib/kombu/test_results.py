@@ -99,6 +99,8 @@ def test_long_keys() -> None:
     assert name_of(b"short") == "short"
     assert len(name_of("x" * 999)) <= 255
     assert name_of("x" * 999) != name_of("x" * 998)
+    assert "\0" not in name_of("a\0b")
+    assert name_of("a\0b") != name_of("a\x01b")
 
 
 def test_pickled(app: Celery) -> None:

@@ -191,6 +191,56 @@ def test_reject(connect: Connect) -> None:
     until(lambda: app.topic("r").stats().dead == 2, "both are dead letters")
 
 
+def payload(**changes: Any) -> dict[str, Any]:
+    """What kombu publishes, changed."""
+    return {"body": "[]", "headers": {}, "properties": {"delivery_info": {}}, **changes}
+
+
+POISONS = [
+    payload(body=None),
+    payload(body={"__type__": "uuid", "__value__": 5}),
+    payload(headers=["task"]),
+    payload(headers={"task": "shop.add", "id": 5}),
+    payload(properties={"delivery_info": {}, "body_encoding": "rot13"}),
+    payload(properties={"delivery_info": {}, "body_encoding": "base64"}, body="x"),
+    payload(properties={"delivery_info": {"exchange": [1]}}),
+    payload(**{"content-type": ["application/json"]}),
+]
+"""Bodies that kombu does not publish, and of which it does not check anything."""
+
+
+def test_poison(connect: Connect) -> None:
+    """Hostile messages become dead letters, and the consumer gets the one after them."""
+    connection = connect()
+    app = app_of(connection)
+    for poison in POISONS:
+        app.publish("p", poison)
+    with connection.SimpleQueue("p") as queue:
+        queue.put("good")
+        assert queue.get(timeout=30).payload == "good"
+    assert app.topic("p").stats().dead == len(POISONS)
+
+
+def test_consumer_that_fails_in_the_event_loop(connect: Connect) -> None:
+    """
+    A message that the consumer cannot read becomes a dead letter and does not end Celery's loop.
+    """
+    connection = connect()
+    app = app_of(connection)
+
+    def read(body: Any, message: Any) -> None:
+        del body
+        raise KeyError(message.headers["id"])
+
+    with Consumer(connection.channel(), [Queue("e")], callbacks=[read]):
+        Producer(connection.channel()).publish("x", routing_key="e", headers={"id": "42"})
+        until(lambda: len(connection.transport.inbox) == 1, "the message is leased")
+        connection.transport.on_readable()
+    (dead,) = app.dead_letters.list("e")
+    assert "cannot read" in dead.reason
+    assert "42" in dead.reason
+
+
 def test_basic_get(connect: Connect) -> None:
     """One message at a time, without a consumer."""
     channel = connect().channel()
@@ -297,6 +347,7 @@ def test_names() -> None:
     assert names.queue("kombu.x") == "kombu%2Ex"
     assert len(names.queue("x" * 500)) <= 255
     assert names.queue("x" * 500) != names.queue("x" * 501)
+    assert names.direct("a:b", "c", is_durable=True) != names.direct("a", "b:c", is_durable=True)
     assert names.subscription("plain-1") == "plain-1"
     assert names.subscription("a.b") != names.subscription("a_b")
 

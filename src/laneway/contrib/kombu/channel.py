@@ -320,6 +320,12 @@ class Channel(virtual.Channel):
             consumer.callback(message)
         return message is not None
 
+    def refuse(self, delivery: Delivery, error: Exception) -> None:
+        """Make a message a dead letter, because its consumer raised an error of bad data."""
+        reason = f"a consumer cannot read message {delivery.id} in {delivery.topic}: {error!r:.200}"
+        log.error("%s", reason, exc_info=error)
+        self._qos.refuse(delivery.fence, reason)
+
     def _message(self, delivery: Delivery, queue: str, *, no_ack: bool) -> Any:
         """The message of a delivery, held until it is settled; None: it is not for the queue."""
         try:

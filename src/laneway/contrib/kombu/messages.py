@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from base64 import b64decode
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 ROUTING_KEY = "kombu-routing-key"
 """The header of a message to an exchange by which subscriptions choose."""
 
+BASE64 = "base64"
+"""The encoding of bodies that are bytes."""
+
+ENCODINGS = (None, "utf-8", BASE64)
+"""The encodings of bodies."""
+
 MILLISECONDS = 1000
 
 
@@ -30,20 +37,40 @@ def payload_of(delivery: Delivery) -> dict[str, Any]:
     """
     The dict that `body_of` has encoded, with the tag of this delivery.
 
-    Raises BadMessage for a message that something else has published.
+    Raises BadMessage for a message that something else has published: an error of another class
+    would end the worker, again for each delivery.
     """
     try:
         payload = loads(delivery.lease.body)
         properties = payload["properties"]
         info = properties["delivery_info"]
         info["redelivered"] = delivery.deliveries > 1
-    except (ValueError, LookupError, TypeError) as error:
+        _check(payload, properties, info)
+    except Exception as error:  # decoders of kombu raise any class
         raise BadMessage(
             f"message {delivery.id} in {delivery.topic} was not published by kombu; Celery's"
             " workers can only run tasks that Celery has published"
         ) from error
     properties["delivery_tag"] = delivery.fence
     return payload
+
+
+def _check(payload: dict[str, Any], properties: dict[str, Any], info: dict[str, Any]) -> None:
+    """Check what kombu and Celery use without a check. Raises ValueError or another error."""
+    body, headers, encoding = payload["body"], payload["headers"], properties.get("body_encoding")
+    texts = [
+        payload.get("content-type"),
+        payload.get("content-encoding"),
+        info.get("exchange"),
+        info.get("routing_key"),
+        *(headers.get(each) for each in ("task", "id", "group")),
+    ]
+    if not (isinstance(body, str) and isinstance(headers, dict) and encoding in ENCODINGS):
+        raise ValueError("the body, its encoding or the headers have another type")
+    if not all(each is None or isinstance(each, str) for each in texts):
+        raise ValueError("a content type, an exchange, a routing key or an id is not text")
+    if encoding == BASE64:
+        b64decode(body)
 
 
 def options_of(message: dict[str, Any], queue_ttl: int | None) -> PublishOptions:

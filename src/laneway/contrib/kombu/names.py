@@ -53,7 +53,8 @@ def pattern(name: str) -> str | None:
 def direct(exchange: str, routing_key: str, *, is_durable: bool) -> str:
     """The topic of what is published to a direct exchange with a routing key."""
     stem = DIRECT if is_durable else REPLIES
-    return _bounded(stem[:-1] + _REFUSED.sub(_escaped, f"{exchange}:{routing_key}"))
+    first = _REFUSED.sub(_escaped, exchange).replace(":", "%3A")
+    return _bounded(f"{stem[:-1]}{first}:{_REFUSED.sub(_escaped, routing_key)}")
 
 
 def exchange(name: str) -> str:

@@ -71,6 +71,10 @@ class QoS:
         else:
             self._settle(tag, lambda delivery: delivery.dead())
 
+    def refuse(self, tag: int, reason: str) -> None:
+        """Make a message a dead letter with a reason."""
+        self._settle(tag, lambda delivery: delivery.dead(reason))
+
     def restore_unacked(self) -> None:
         """Return all messages to their queues."""
         for tag in list(self._held):

@@ -16,6 +16,7 @@ from celery.backends.base import KeyValueStoreBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from laneway.contrib.kombu.apps import PREFIX, app_of
+from laneway.policy import CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -179,6 +180,7 @@ class Backend(KeyValueStoreBackend):
 def name_of(key: bytes | str) -> str:
     """The name of the value of a key."""
     name = key.decode() if isinstance(key, bytes) else key
-    if len(name) <= MAX_NAME:
+    plain = CONTROL.sub("_", name)
+    if plain == name and len(name) <= MAX_NAME:
         return name
-    return f"{name[:200]}-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
+    return f"{plain[:200]}-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"

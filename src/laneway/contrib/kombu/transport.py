@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from kombu import Connection
 
 
+BAD_DATA = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""The errors of a consumer that reads a message which Celery cannot have published."""
+
+
 class State(virtual.BrokerState):
     """What the process knows of a store's exchanges, queues and bindings."""
 
@@ -116,7 +120,16 @@ class Transport(virtual.Transport):
         loop.add_reader(self.inbox.open_file(), self.on_readable)
 
     def on_readable(self, *_: object) -> None:
-        """Call the consumer of one message; the loop calls it again while there are others."""
+        """
+        Call the consumer of one message; the loop calls it again while there are others.
+
+        The loop is Celery's: an error would end the worker, so a message that cannot be read
+        becomes a dead letter.
+        """
         entry = self.inbox.take()
         if entry is not None:
-            self._receive(entry)
+            receiver, delivery = entry
+            try:
+                receiver.receive(delivery)
+            except BAD_DATA as error:
+                receiver.refuse(delivery, error)
