@@ -179,6 +179,53 @@ def test_options_of_messages(connection: redis.Redis) -> None:
     assert rq_jobs.RAN == ["a", "b"]
 
 
+BAD_OPTIONS = [{"priority": "high"}, {"key": "a\0b"}, {"cost": 10**9}, {"ttl": "soon"}, 5]
+"""Values of `meta["laneway"]` that no message may have."""
+
+
+def test_wrong_options_are_ignored(connection: redis.Redis) -> None:
+    """A job whose options are wrong runs without them, and those after it run too."""
+    queue = rq.Queue("low", connection=connection)
+    for options in BAD_OPTIONS:
+        queue.enqueue(rq_jobs.record, str(options), meta={"laneway": options})
+    queue.enqueue(rq_jobs.record, "after")
+    work(connection, "low")
+    ran = [*map(str, BAD_OPTIONS), "after"]
+    assert list(rq_jobs.RAN) == ran
+
+
+def test_jobs_that_cannot_be_read(connection: redis.Redis) -> None:
+    """Whatever is in RQ's list and hashes, the jobs after it run."""
+    queue = rq.Queue("low", connection=connection)
+    ids = [b"", b"a\0b", b"\xff", b"x" * 999]
+    connection.rpush(queue.key, *ids, "pickled", "dated", "text")
+    connection.hset("rq:job:pickled", "meta", b"laneway, no pickle")
+    connection.hset("rq:job:dated", mapping={"created_at": "today", "data": "x"})
+    connection.set("rq:job:text", "no hash")
+    queue.enqueue(rq_jobs.record, "after")
+    work(connection, "low")
+    assert rq_jobs.RAN == ["after"]
+    assert connection.lrange(queue.key, 0, -1) == ids
+    dead = Queue("low", connection=connection).laneway.dead_letters.list("low")
+    assert sorted(str(each.message.id) for each in dead) == ["\\xff", "dated", "text"]
+
+
+def test_a_lost_connection_is_no_fault_of_the_job(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If Redis cannot be reached when a job is fetched, the job waits for the next try."""
+    queue = Queue("low", connection=connection)
+    queue.enqueue(rq_jobs.record, "a")
+
+    def fail(*_: object, **__: object) -> None:
+        raise redis.ConnectionError
+
+    monkeypatch.setattr(Job, "fetch", fail)
+    with pytest.raises(redis.ConnectionError):
+        Queue.dequeue_any([queue], None, connection)
+    assert queue.laneway.topic("low").stats().ready == 1
+
+
 def test_canceled_and_deleted_jobs(connection: redis.Redis) -> None:
     """Jobs that plain RQ code cancels or deletes neither run nor are listed."""
     queue = Queue("low", connection=connection)

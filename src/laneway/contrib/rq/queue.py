@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import rq
+from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004
 from rq.exceptions import DequeueTimeout, NoSuchJobError
 from rq.job import JobStatus
 from rq.utils import as_text
 
 from laneway.contrib.rq.store import application
-from laneway.errors import LanewayError, Refused
+from laneway.errors import BadMessage, LanewayError, Refused
 from laneway.message import Message
 
 if TYPE_CHECKING:
@@ -56,6 +58,9 @@ OPTIONS = ("priority", "key", "cost", "ttl")
 
 FRONT = ("enqueue_at_front", "enqueue_at_front_on_retry", "ended_at")
 """The fields of a stored job that say whether plain RQ pushes it to the front."""
+
+NO_FIELDS = (None,) * (1 + len(FRONT))
+"""What a job has that cannot be read."""
 
 ENDED = (JobStatus.CANCELED, JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
 """The states of jobs that are not run, although their ids wait."""
@@ -147,15 +152,19 @@ class Queue(rq.Queue):
 
     def _pushed(self, start: int = 0, end: int = -1) -> list[Message]:
         """The ids in RQ's list as messages."""
-        ids = [as_text(each) for each in self.connection.lrange(self.key, start, end)]
+        listed = self.connection.lrange(self.key, start, end)
+        ids = [
+            each.decode(errors="backslashreplace") if isinstance(each, bytes) else each
+            for each in listed
+        ]
         with self.connection.pipeline(transaction=False) as pipeline:
             for each in ids:
                 pipeline.sismember(self._front_key, each)
                 pipeline.hmget(self.job_class.key_for(each), "meta", *FRONT)
-            stored = iter(pipeline.execute())
+            stored = iter(pipeline.execute(raise_on_error=False))
         fields = zip(stored, stored, strict=True)
         return [
-            self._message(each, front, *more)
+            self._message(each, front, *(more if isinstance(more, list) else NO_FIELDS))
             for each, (front, more) in zip(ids, fields, strict=True)
         ]
 
@@ -163,8 +172,7 @@ class Queue(rq.Queue):
         self, job_id: str, front: int, meta: bytes | None, *fields: bytes | None
     ) -> Message:
         at_front, on_retry, ended = fields
-        options = self.serializer.loads(meta) if meta and b"laneway" in meta else {}
-        options = options.get("laneway") or {}
+        options = self._options(job_id, meta) if meta and b"laneway" in meta else {}
         return Message(
             self.name,
             None,
@@ -173,14 +181,35 @@ class Queue(rq.Queue):
             **{name: options[name] for name in OPTIONS if name in options},
         )
 
+    def _options(self, job_id: str, meta: bytes) -> dict[str, Any]:
+        """What a job has in `meta["laneway"]`."""
+        try:
+            options = self.serializer.loads(meta).get("laneway") or {}
+        except Exception as error:  # noqa: BLE001  # a serializer raises any class
+            log.warning("job %s: its meta cannot be read: %.200r", job_id, error)
+            return {}
+        return options if isinstance(options, dict) else {}
+
     def _publish(self, messages: Sequence[Message]) -> int:
         """
         Publish messages, and remove their ids from RQ's list. Returns how many.
 
         An id that is known is left there: its job has been enqueued again while it ran, or waits.
+        One that is not valid is left, too, and does not stop the others.
         """
         try:
             receipts = self.laneway.publish_many(messages, progress=False)
+        except BadMessage as error:
+            if len(messages) > 1:
+                half = len(messages) // 2
+                return self._publish(messages[:half]) + self._publish(messages[half:])
+            message = messages[0]
+            plain = Message(self.name, None, id=message.id, at_front=message.at_front)
+            if message != plain:
+                log.warning('job %s: its meta["laneway"] is ignored: %s', message.id, error)
+                return self._publish([plain])
+            log.warning("queue %s: a job stays in RQ's list: %s", self.name, error)
+            return 0
         except LanewayError as error:
             log.warning(
                 "queue %s: %d jobs stay in RQ's list until the store accepts them: %s",
@@ -329,10 +358,14 @@ class Queue(rq.Queue):
         except NoSuchJobError:
             delivery.ack()
             return None
-        except Exception as error:
-            delivery.dead(f"its job cannot be read: {error!r:.200}")
-            error.job_id, error.queue = delivery.id, self  # type: ignore[attr-defined]
+        except (ConnectionError, TimeoutError):
+            with contextlib.suppress(LanewayError):
+                delivery.release()
             raise
+        except Exception as error:
+            log.exception("job %s: it cannot be read", delivery.id)
+            delivery.dead(f"its job cannot be read: {error!r:.200}")
+            return None
         status = job.get_status(refresh=False)
         if status == JobStatus.STARTED:  # its worker was lost: RQ retries it, or it has failed
             self.started_job_registry.cleanup()
