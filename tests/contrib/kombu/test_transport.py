@@ -292,6 +292,12 @@ def test_fair_queues(connect: Connect) -> None:
     assert got == ["y"]
 
 
+@pytest.mark.parametrize("fair", [5, [5], ["a*b"]])
+def test_wrong_fair(connect: Connect, fair: object) -> None:
+    with pytest.raises(UsageError, match="broker_transport_options"):
+        connect(fair=fair).channel()
+
+
 def test_temporary_queue_ends(connect: Connect) -> None:
     """A deleted queue leaves no subscription behind."""
     connection = connect()

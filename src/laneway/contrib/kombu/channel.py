@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kombu.transport import base, virtual
 
-from laneway import BadMessage, LeaseLost, Refused
+from laneway import BadMessage, LeaseLost, Refused, arguments
 from laneway.contrib.kombu import bindings, messages, names
 from laneway.contrib.kombu.pump import BUFFER, Pump
 from laneway.contrib.kombu.qos import QoS
@@ -65,8 +65,9 @@ class Channel(virtual.Channel):
         self._transport = connection
         self._pool = settings.get("pool", "default")
         self._lease = settings.get("lease", LEASE_SECONDS)
-        fair = settings.get("fair")
-        self._fair = ["*"] if fair is True else [fair] if isinstance(fair, str) else [*(fair or ())]
+        fair = settings.get("fair") or None
+        named = ["*"] if fair is True else [fair] if isinstance(fair, str) else fair
+        self._fair = arguments.patterns("broker_transport_options", "fair", named) or []
         self._qos = QoS(self._set_limits)
         self._consumed: dict[str, Consumer] = {}
         """By queue."""
