@@ -91,6 +91,14 @@ def test_flask_without_init_app(flask_shop: Any) -> None:
             world.run(raising=True)
 
 
+def test_not_an_application_of_flask() -> None:
+    pytest.importorskip("flask")
+    from laneway.contrib.flask import FlaskLaneway
+
+    with pytest.raises(UsageError, match="expected an application of Flask, got 'sqlite"):
+        FlaskLaneway("sqlite:///shop.db")  # type: ignore[arg-type]
+
+
 def test_flasks_command(flask_shop: Any, folder: Path) -> None:
     """`flask laneway worker`, with processes that load the Flask application first."""
     flask_shop.create_app()

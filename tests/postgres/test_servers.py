@@ -284,6 +284,9 @@ def test_refusals(
     opened(server.url, namespace=f"{space}-one")
     with pytest.raises(UsageError, match="has one schema, so it has no shards"):
         move_shard(server.url, f"{space}-one", 1, place(other))
+    assert shard_servers(server.url, f"{space}-one") == [place(server)]
+    with pytest.raises(EngineUnavailable, match="nothing was changed"):
+        shard_servers("postgresql://127.0.0.1:9/x", space)
     with pytest.raises(UsageError, match="only shards of a PostgreSQL namespace"):
         move_shard("sqlite://", space, 1, place(other))
     assert shard_servers(url, space) == [place(server)] * 2

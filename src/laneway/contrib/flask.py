@@ -43,6 +43,8 @@ class FlaskLaneway(Laneway):
     """
 
     def __init__(self, app: Flask | None = None, **arguments: Any) -> None:
+        if app is not None and not hasattr(app, "extensions"):
+            raise UsageError(f"FlaskLaneway: expected an application of Flask, got {app!r:.80}")
         super().__init__(**arguments)
         self._flask: Flask | None = None
         self.runtime.address = WORKER

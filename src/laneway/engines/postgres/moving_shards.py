@@ -71,7 +71,7 @@ READERS_TRIES = 10
 def shard_servers(url: str, namespace: str) -> list[str]:
     """See `laneway.engines.shard_servers`."""
     home = parse(url)
-    with _explained(home, namespace):
+    with _explained(home, namespace, applied=False):
         shards = _shards(home, namespace)
         return [
             home.place,
@@ -86,8 +86,14 @@ def move_shard(url: str, namespace: str, shard: int, place: str) -> int:
     """See `laneway.engines.move_shard`."""
     home = parse(url)
     server, target = ShardServer(home, namespace, shard), home.at(place)
-    with _explained(home, namespace):
+    with _explained(home, namespace, applied=False):
         shards = _shards(home, namespace)
+    with _explained(home, namespace, applied=None):
+        if shards == 1:
+            raise UsageError(
+                f"namespace {namespace} has one schema, so it has no shards to move; create one"
+                " with ?shards=4, or move it with `laneway migrate`"
+            )
         if not 1 <= shard < shards:
             raise UsageError(
                 f"namespace {namespace} has the shards 0 to {shards - 1}, got {shard}"
@@ -111,13 +117,13 @@ def _shards(home: Address, namespace: str) -> int:
     schema = schema_of(namespace)
     with connect(home.server, is_pooled=home.is_pooled) as connection:
         if not has_schema(connection, schema):
-            raise NoNamespace(f"{home.name} schema {schema}: there is no such schema")
+            raise NoNamespace(
+                f"{home.name} schema {schema}: there is no such schema; check the URL and the"
+                " namespace, or start a program that publishes to it"
+            )
         place = read_setting(connection, schema, PLACE)
         if place is None or read_setting(connection, schema, COMPLETE) is None:
-            raise UsageError(
-                f"namespace {namespace} has one schema, so it has no shards to move; create one"
-                " with ?shards=4, or move it with `laneway migrate`"
-            )
+            return 1
     _, shards = msgspec.json.decode(place, type=tuple[int, int])
     return shards
 
@@ -321,8 +327,8 @@ def _remove_old(server: ShardServer, target: Address) -> None:
 
 
 @contextlib.contextmanager
-def _explained(home: Address, namespace: str) -> Iterator[Any]:
+def _explained(home: Address, namespace: str, *, applied: bool | None) -> Iterator[Any]:
     try:
         yield
     except psycopg.Error as error:
-        raise explain(f"{home.name} namespace {namespace}", error, applied=None) from error
+        raise explain(f"{home.name} namespace {namespace}", error, applied=applied) from error
