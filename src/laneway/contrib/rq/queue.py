@@ -323,7 +323,7 @@ class Queue(rq.Queue):
         The next job and its queue; strictly in the order of the queues, or in fair order if one
         is a pattern such as `customer.*`.
 
-        `timeout`: seconds to wait; then it raises DequeueTimeout. None: return None at once.
+        `timeout`: seconds to wait; then it raises DequeueTimeout. None: return None immediately.
         `classes`, `more`: the classes of jobs, serializers and death penalties, as in RQ.
         """
         if timeout == 0:
