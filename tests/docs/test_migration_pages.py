@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from laneway.testing.servers import Server
+from laneway.testing.servers import Server, until
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 REDIS = "redis://localhost:6379"
@@ -68,10 +68,15 @@ class Page:
         assert process.returncode == 0, f"{command}: {output}"
         return output
 
-    def run_all(self, commands: list[str]) -> list[str]:
-        """Run the commands of a step; the lines of their output."""
+    def run_all(self, commands: list[str], made: str = "") -> list[str]:
+        """
+        Run the commands of a step; the lines of their output. Those in the background end when the
+        file `made` exists.
+        """
         try:
-            return "".join(map(self.run, commands)).splitlines()
+            output = "".join(map(self.run, commands))
+            until((self.folder / made).exists, f"{made} exists")
+            return output.splitlines()
         finally:
             for each in self.background:
                 each.terminate()
@@ -118,7 +123,6 @@ def test_from_celery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         page = Page("from-celery.md", tmp_path, f"redis://localhost:{server.port}")
         _, send, move, both, back = page.steps
         page.run_all(send)
-        assert every in page.run_all(move)
-        assert (tmp_path / "ticks").exists()
+        assert every in page.run_all(move, made="ticks")
         assert page.run_all(both).count(every) == 2
         assert every in page.run_all(back)
