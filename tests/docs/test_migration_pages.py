@@ -68,14 +68,14 @@ class Page:
         assert process.returncode == 0, f"{command}: {output}"
         return output
 
-    def run_all(self, commands: list[str], made: str = "") -> list[str]:
+    def run_all(self, commands: list[str], awaited: str = "") -> list[str]:
         """
         Run the commands of a step; the lines of their output. Those in the background end when the
-        file `made` exists.
+        file `awaited` exists.
         """
         try:
             output = "".join(map(self.run, commands))
-            until((self.folder / made).exists, f"{made} exists")
+            until((self.folder / awaited).exists, f"{awaited} exists")
             return output.splitlines()
         finally:
             for each in self.background:
@@ -123,6 +123,6 @@ def test_from_celery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         page = Page("from-celery.md", tmp_path, f"redis://localhost:{server.port}")
         _, send, move, both, back = page.steps
         page.run_all(send)
-        assert every in page.run_all(move, made="ticks")
+        assert every in page.run_all(move, awaited="ticks")
         assert page.run_all(both).count(every) == 2
         assert every in page.run_all(back)
