@@ -194,6 +194,19 @@ def test_wrong_options_are_ignored(connection: redis.Redis) -> None:
     assert list(rq_jobs.RAN) == ran
 
 
+def test_queues_that_are_no_topics(
+    connection: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue whose name no topic may have stops no other; its name cannot forge a log line."""
+    for name in ("mail.a#b", "mail.a\nb", "mail.ok"):
+        rq.Queue(name, connection=connection).enqueue(rq_jobs.record, name)
+    work(connection, "mail.*")
+    assert list(rq_jobs.RAN) == ["mail.ok"]
+    lines = [each.getMessage() for each in caplog.records if each.name == "laneway.contrib.rq"]
+    assert lines
+    assert not any("\n" in each for each in lines)
+
+
 def test_jobs_that_cannot_be_read(connection: redis.Redis) -> None:
     """Whatever is in RQ's list and hashes, the jobs after it run."""
     queue = rq.Queue("low", connection=connection)

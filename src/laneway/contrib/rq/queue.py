@@ -17,6 +17,7 @@ from rq.utils import as_text
 from laneway.contrib.rq.store import application
 from laneway.errors import BadMessage, LanewayError, Refused
 from laneway.message import Message
+from laneway.printable import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -186,7 +187,7 @@ class Queue(rq.Queue):
         try:
             options = self.serializer.loads(meta).get("laneway") or {}
         except Exception as error:  # noqa: BLE001  # a serializer raises any class
-            log.warning("job %s: its meta cannot be read: %.200r", job_id, error)
+            log.warning("job %s: its meta cannot be read: %.200r", escaped(job_id), error)
             return {}
         return options if isinstance(options, dict) else {}
 
@@ -206,14 +207,15 @@ class Queue(rq.Queue):
             message = messages[0]
             plain = Message(self.name, None, id=message.id, at_front=message.at_front)
             if message != plain:
-                log.warning('job %s: its meta["laneway"] is ignored: %s', message.id, error)
+                job_id = escaped(message.id or "")
+                log.warning('job %s: its meta["laneway"] is ignored: %s', job_id, error)
                 return self._publish([plain])
-            log.warning("queue %s: a job stays in RQ's list: %s", self.name, error)
+            log.warning("queue %s: a job stays in RQ's list: %s", escaped(self.name), error)
             return 0
         except LanewayError as error:
             log.warning(
                 "queue %s: %d jobs stay in RQ's list until the store accepts them: %s",
-                self.name,
+                escaped(self.name),
                 len(messages),
                 error,
             )
