@@ -37,6 +37,7 @@ class Backend(KeyValueStoreBackend):
     """Results of Celery's tasks in a store of Laneway."""
 
     supports_autoexpire = True
+    supports_native_join = True
     implements_incr = True
     persistent = True
 
