@@ -6,13 +6,17 @@ import pickle
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery, states
+from celery.exceptions import ChordError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.result import GroupResult
+from celery.utils.functional import regen
 
 from laneway.contrib.kombu import apps
-from laneway.contrib.kombu.results import Backend, name_of
+from laneway.contrib.kombu.results import AT_ONCE, Backend, name_of
 from laneway.testing.servers import until
 
 if TYPE_CHECKING:
@@ -73,25 +77,141 @@ def test_get_waits(app: Celery) -> None:
     timer.join()
 
 
+class Killed(BaseException):
+    """The end of a process."""
+
+
+class Chord:
+    """A chord whose body is not published but noted."""
+
+    def __init__(self, app: Celery, header: Any) -> None:
+        self.published: list[Any] = []
+        self.failed: list[str] = []
+
+        @app.task(name="body")
+        def body(results: list[int]) -> None: ...
+
+        body.apply_async = lambda args, *_, **__: self.published.append(args[0])
+        self.backend = app.backend
+        self.backend.chord_error_from_stack = lambda _, error: self.failed.append(str(error))
+        self.body = body.s()
+        self.backend.apply_chord(("group", header), self.body)
+
+    def finish(self, task_id: str, result: Any, index: int, state: str = states.SUCCESS) -> None:
+        """Let a task of the header finish."""
+        self.backend.store_result(task_id, result, state)
+        request = SimpleNamespace(id=task_id, group="group", group_index=index, chord=self.body)
+        self.backend.on_chord_part_return(request, state, result)
+
+
 def test_a_chord_counts_each_task_once(app: Celery) -> None:
     """The body is published after the last task, although one task ran twice."""
-    published: list[Any] = []
-
-    @app.task(name="body")
-    def body(results: list[int]) -> None: ...
-
-    backend = app.backend
     ids = ["one", "two", "three"]
-    backend.apply_chord(("group", [app.AsyncResult(each) for each in ids]), body.s())
-    body.apply_async = lambda args, *_, **__: published.append(args)
-    chord = body.s()
-    chord["chord_size"] = 3
-    for task_id in ("one", "two", "two", "three"):
-        assert published == []
-        request = SimpleNamespace(id=task_id, group="group", chord=chord)
-        backend.store_result(task_id, task_id, states.SUCCESS)
-        backend.on_chord_part_return(request, states.SUCCESS, task_id)
-    assert published == [(ids,)]
+    chord = Chord(app, [app.AsyncResult(each) for each in ids])
+    chord.finish("one", 1, 0)
+    chord.backend.set_chord_size("group", 3)
+    for task_id, index in (("two", 1), ("two", 1), ("three", 2)):
+        assert chord.published == []
+        chord.finish(task_id, task_id, index)
+    assert chord.published == [[1, "two", "three"]]
+    chord.finish("three", 3, 2)
+    assert len(chord.published) == 1
+
+
+def test_a_chord_whose_last_worker_dies(app: Celery) -> None:
+    """The body is published when the last task is delivered again."""
+    chord = Chord(app, [app.AsyncResult("a")])
+    chord.backend.set_chord_size("group", 1)
+    publish = chord.body.type.apply_async = Mock(side_effect=[Killed, None])
+    with pytest.raises(Killed):
+        chord.finish("a", 1, 0)
+    chord.finish("a", 1, 0)
+    assert [call.args for call in publish.call_args_list] == [(([1],), {})] * 2
+
+
+def test_a_group_in_a_chord(app: Celery) -> None:
+    """A chord waits for the tasks of groups in its header, and keeps their structure."""
+    inner = GroupResult("inner", [app.AsyncResult("a"), app.AsyncResult("b")])
+    chord = Chord(app, [inner, app.AsyncResult("c")])
+    chord.backend.set_chord_size("group", 3)
+    chord.finish("a", 1, 0)
+    chord.finish("c", 3, 1)
+    assert chord.published == []
+    chord.finish("b", 2, 1)
+    assert chord.published == [[[1, 2], 3]]
+
+
+def test_a_failed_task_of_a_chord(app: Celery) -> None:
+    """The chord fails when all tasks have ended, and names the task and its error."""
+    chord = Chord(app, [app.AsyncResult("a"), app.AsyncResult("b")])
+    chord.backend.set_chord_size("group", 2)
+    chord.finish("a", ValueError("bad"), 0, states.FAILURE)
+    assert chord.failed == []
+    chord.finish("b", 1, 1)
+    assert chord.published == []
+    assert chord.failed == ["Dependency a raised ValueError('bad')"]
+
+
+def test_the_error_of_a_header(app: Celery) -> None:
+    """`get` raises the error of the task that failed, although the chord has failed, too."""
+    header = GroupResult("group", [app.AsyncResult("a")])
+    app.backend.store_result("a", ValueError("bad"), states.FAILURE)
+    body = app.AsyncResult("body", parent=header)
+    app.backend.store_result("body", ChordError("Dependency a raised"), states.FAILURE)
+    body._maybe_reraise_parent_error = Mock(side_effect=[None, ValueError("bad")])
+    with pytest.raises(ValueError, match="bad"):
+        body.get(timeout=30)
+
+
+def test_a_header_that_is_generated(app: Celery) -> None:
+    """The tasks of a chord are not created before they are published."""
+    created: list[str] = []
+
+    def header() -> Iterator[Any]:
+        for each in ("a", "b"):
+            created.append(each)
+            yield app.AsyncResult(each)
+
+    chord = Chord(app, regen(header()))
+    assert created == []
+    chord.finish("a", 1, 0)
+    chord.backend.set_chord_size("group", 2)
+    chord.finish("b", 2, 1)
+    assert chord.published == [[1, 2]]
+
+
+def test_a_task_added_to_a_chord(app: Celery) -> None:
+    """The chord waits for it, too."""
+    chord = Chord(app, [app.AsyncResult("a")])
+    chord.backend.set_chord_size("group", 1)
+    chord.backend.add_to_chord("group", app.AsyncResult("b"))
+    chord.finish("a", 1, 0)
+    assert chord.published == []
+    chord.finish("b", 2, 0)
+    assert chord.published == [[1, 2]]
+
+
+def test_a_chord_again(app: Celery) -> None:
+    """A chord that is applied again with the same ids is counted again."""
+    chord = Chord(app, [app.AsyncResult("a"), app.AsyncResult("b")])
+    for run in (1, 2):
+        chord.backend.apply_chord(
+            ("group", [app.AsyncResult("a"), app.AsyncResult("b")]), chord.body
+        )
+        chord.backend.set_chord_size("group", 2)
+        chord.finish("a", "A", 0)
+        assert len(chord.published) == run - 1
+        chord.finish("b", "B", 1)
+    assert chord.published == [["A", "B"]] * 2
+
+
+def test_results_of_a_group(app: Celery) -> None:
+    """Those of more tasks than are asked for at once come in the group's order."""
+    ids = [str(number) for number in range(AT_ONCE + 5)]
+    group = GroupResult("group", [app.AsyncResult(each) for each in ids])
+    for each in reversed(ids):
+        app.backend.store_result(each, each, states.SUCCESS)
+    assert group.get(timeout=30) == ids
 
 
 def test_long_keys() -> None:

@@ -8,12 +8,19 @@ Celery finds it by the entry point `celery.result_backends`. Results are values 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery.backends.base import KeyValueStoreBackend
+from celery.canvas import maybe_signature
+from celery.exceptions import ChordError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.result import GroupResult, allow_join_result
+from celery.utils.functional import _regen
 
 from laneway.contrib.kombu.apps import PREFIX, app_of
 from laneway.policy import CONTROL
@@ -23,14 +30,28 @@ if TYPE_CHECKING:
 
     from laneway.admin.values import Values
 
+log = logging.getLogger("laneway.celery")
+
 FOREVER_SECONDS = 10 * 365 * 86400.0
 """How long to keep what Celery wants to keep forever."""
 
 MAX_NAME = 255
 """Most characters of the name of a value."""
 
-COUNTED, PARTS = "laneway-counted-", "laneway-parts-"
-"""Beginnings of keys: a task that a chord has counted, and how many it has counted."""
+SIZE = "laneway-size-"
+"""Beginning of a key: how many tasks a chord waits for."""
+
+PARTS, COUNTED = "laneway-parts-", "laneway-counted-"
+"""Beginnings of keys: how many tasks a chord has counted, and a task that it has counted."""
+
+ADDED = "laneway-added-"
+"""Beginning of a key: the tasks that were added to a chord."""
+
+CLAIM = "laneway-claim-"
+"""Beginning of a key: the task whose worker publishes the body; also if it is delivered again."""
+
+AT_ONCE = 50
+"""How many results of many to look for when one has come; for all, once in an interval."""
 
 
 class Backend(KeyValueStoreBackend):
@@ -46,6 +67,8 @@ class Backend(KeyValueStoreBackend):
     ) -> None:
         super().__init__(app=app, url=url, expires=expires, **options)
         self._store = url or ""
+        self._unsaved: dict[str, tuple[Any, Any]] = {}
+        """By chord: the arguments of `apply_chord`, until its header's generator has ended."""
 
     @property
     def _values(self) -> Values:
@@ -89,27 +112,104 @@ class Backend(KeyValueStoreBackend):
 
     # Chords
 
-    def on_chord_part_return(self, request: Any, state: str, result: Any, **options: Any) -> None:
+    @property
+    def _chord_ttl(self) -> float:
+        return self.chord_expires or FOREVER_SECONDS
+
+    def _apply_chord_incr(self, header_result_args: Any, body: Any, **options: Any) -> None:
+        """Save the ids of a chord's tasks; those of a generator when all are known."""
+        if isinstance(header_result_args[1], _regen):
+            self._unsaved[header_result_args[0]] = (header_result_args, body)
+        else:
+            super()._apply_chord_incr(header_result_args, body, **options)
+
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """Say how many tasks a chord waits for; called before the last of them is published."""
+        if (unsaved := self._unsaved.pop(group_id, None)) is not None:
+            super()._apply_chord_incr(*unsaved)
+        self._values.put(name_of(f"{SIZE}{group_id}"), str(chord_size), ttl=self._chord_ttl)
+
+    def add_to_chord(self, chord_id: str, result: Any) -> None:
+        """Let a chord wait for another task, too."""
+        name = name_of(f"{ADDED}{chord_id}")
+        while True:
+            before = self._values.get(name)
+            added = json.dumps([*json.loads(before or "[]"), result.id])
+            if self._values.swap(name, before, added, ttl=self._chord_ttl):
+                return
+
+    def on_chord_part_return(self, request: Any, *_: object, **__: object) -> None:
         """
         Count a task of a chord, once if it runs again; the last one publishes the body.
 
         Each but the last costs the same, whatever the size of the chord.
         """
-        size = (request.chord or {}).get("chord_size") if request.group else None
-        if size is None:
-            super().on_chord_part_return(request, state, result, **options)
+        group = request.group
+        if not group or not request.id:
             return
-        ttl = self.chord_expires or FOREVER_SECONDS
-        counted = name_of(f"{COUNTED}{request.group}-{request.id}")
+        values = self._values
+        count = self._count(request)
+        size, added, claim = (name_of(f"{each}{group}") for each in (SIZE, ADDED, CLAIM))
+        wanted, more = values.get_many([size, added])
+        others = [str(each) for each in json.loads(more or "[]")]
+        if wanted is None or count < int(wanted) + len(others):
+            return
+        owner = request.id.encode()
+        if values.swap(claim, None, owner, ttl=self._chord_ttl) or values.get(claim) == owner:
+            tasks = self._finish_chord(request, others)
+            marks = [_counted(group, each.id, number) for number, each in enumerate(tasks or ())]
+            # A chord that is applied again has the same ids.
+            for name in (size, added, name_of(f"{PARTS}{group}"), *marks, claim):
+                values.delete(name)
+
+    def _count(self, request: Any) -> int:
+        """Count a task of a chord. Returns how many are counted."""
+        counted = _counted(request.group, request.id, request.group_index)
+        parts = name_of(f"{PARTS}{request.group}")
         if self._values.get(counted) is not None:
-            return
-        count = self._values.add(name_of(f"{PARTS}{request.group}"), ttl=ttl)
-        self._values.put(counted, "1", ttl=ttl)
-        if count == size:
-            # Celery counts once more, and then does what the end of a chord needs.
-            chord = name_of(self.get_key_for_chord(request.group))
-            self._values.put(chord, str(size - 1), ttl=ttl)
-            super().on_chord_part_return(request, state, result, **options)
+            return int(self._values.get(parts) or 0)
+        count = self._values.add(parts, ttl=self._chord_ttl)
+        self._values.put(counted, "1", ttl=self._chord_ttl)
+        return count
+
+    def _finish_chord(self, request: Any, added: list[str]) -> Any:
+        """Publish the body of a chord with the results of its tasks, or fail it."""
+        group = request.group
+        body = maybe_signature(request.chord, app=self.app)
+        tasks: Any = None
+        try:
+            tasks = GroupResult.restore(group, backend=self, app=self.app)
+            if tasks is None:
+                raise ChordError(f"GroupResult {group} no longer exists")
+            for task_id in added:
+                tasks.add(self.app.AsyncResult(task_id))
+            with allow_join_result():
+                results = tasks.join_native(
+                    timeout=self.app.conf.result_chord_join_timeout, propagate=True
+                )
+        except Exception as error:  # noqa: BLE001  # whatever a task has raised
+            self._fail_chord(body, group, *self._reason(tasks, error))
+            return tasks
+        try:
+            body.delay(results)
+        except Exception as error:  # noqa: BLE001  # also what encodes the results may raise
+            self._fail_chord(body, group, f"Callback error: {error!r}", error)
+        tasks.delete(backend=self)
+        return tasks
+
+    def _fail_chord(self, body: Any, group: str, reason: str, cause: Exception) -> None:
+        log.error("chord %r: %s", group, reason)
+        error = cause if isinstance(cause, ChordError) else ChordError(reason)
+        error.__cause__ = None if error is cause else cause
+        self.chord_error_from_stack(body, error)
+
+    def _reason(self, tasks: Any, error: Exception) -> tuple[str, Exception]:
+        """Why the results of a chord's tasks cannot be had: the first one that failed."""
+        found = self.get_many(_ids(tasks), max_iterations=1)
+        for task_id, meta in found:
+            if meta["status"] in states.PROPAGATE_STATES:
+                return f"Dependency {task_id} raised {meta['result']!r}", meta["result"]
+        return repr(error), error
 
     # Waiting
 
@@ -125,7 +225,10 @@ class Backend(KeyValueStoreBackend):
         Wait for a task's result, and return it when it is stored. Raises Celery's TimeoutError.
         """
         found = self.get_many([task_id], timeout, interval, no_ack, None, on_interval)
-        return next(found)[1]
+        meta = next(found)[1]
+        if on_interval is not None and meta["status"] in states.PROPAGATE_STATES:
+            on_interval()  # raises the error of a parent, such as a header's task
+        return meta
 
     def get_many(
         self,
@@ -147,8 +250,13 @@ class Backend(KeyValueStoreBackend):
         deadline = None if timeout is None else time.monotonic() + timeout
         missing = dict.fromkeys(map(str, task_ids))
         rounds = 0
+        seconds = interval or 0.5
+        next_of_all = 0.0
         while missing:
-            keys = {task_id: self.get_key_for_task(task_id) for task_id in missing}
+            most = AT_ONCE
+            if time.monotonic() >= next_of_all:
+                most, next_of_all = len(missing), time.monotonic() + seconds
+            keys = {each: self.get_key_for_task(each) for each in islice(missing, most)}
             stored = self.mget(keys.values())
             for task_id, value in zip(keys, stored, strict=True):
                 meta = None if value is None else self.decode_result(value)
@@ -169,13 +277,22 @@ class Backend(KeyValueStoreBackend):
             if on_interval is not None:
                 on_interval()
             first = next(iter(missing))
-            known = dict(zip(keys, stored, strict=True))[first]
-            seconds = interval or 0.5
+            known = dict(zip(keys, stored, strict=True)).get(first)
             self._values.wait_for(
-                name_of(keys[first]),
+                name_of(self.get_key_for_task(first)),
                 unlike=known,
                 timeout=seconds if left is None else min(seconds, left),
             )
+
+
+def _counted(group: str, task_id: str, index: int | None) -> str:
+    """The name of the mark that a chord has counted a task."""
+    return name_of(f"{COUNTED}{group}-{index}-{task_id}")
+
+
+def _ids(tasks: Any) -> list[str]:
+    """The ids of the tasks of a group; those of its groups are not among them."""
+    return [each.id for each in (tasks or ()) if not isinstance(each, GroupResult)]
 
 
 def name_of(key: bytes | str) -> str:
