@@ -13,7 +13,6 @@ from celery import Celery, states
 from celery.exceptions import ChordError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult
-from celery.utils.functional import regen
 
 from laneway.contrib.kombu import apps
 from laneway.contrib.kombu.results import AT_ONCE, Backend, name_of
@@ -161,23 +160,6 @@ def test_the_error_of_a_header(app: Celery) -> None:
     body._maybe_reraise_parent_error = Mock(side_effect=[None, ValueError("bad")])
     with pytest.raises(ValueError, match="bad"):
         body.get(timeout=30)
-
-
-def test_a_header_that_is_generated(app: Celery) -> None:
-    """The tasks of a chord are not created before they are published."""
-    created: list[str] = []
-
-    def header() -> Iterator[Any]:
-        for each in ("a", "b"):
-            created.append(each)
-            yield app.AsyncResult(each)
-
-    chord = Chord(app, regen(header()))
-    assert created == []
-    chord.finish("a", 1, 0)
-    chord.backend.set_chord_size("group", 2)
-    chord.finish("b", 2, 1)
-    assert chord.published == [[1, 2]]
 
 
 def test_a_task_added_to_a_chord(app: Celery) -> None:

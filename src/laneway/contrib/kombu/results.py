@@ -20,7 +20,6 @@ from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult, allow_join_result
-from celery.utils.functional import _regen
 
 from laneway.contrib.kombu.apps import PREFIX, app_of
 from laneway.policy import CONTROL
@@ -67,8 +66,6 @@ class Backend(KeyValueStoreBackend):
     ) -> None:
         super().__init__(app=app, url=url, expires=expires, **options)
         self._store = url or ""
-        self._unsaved: dict[str, tuple[Any, Any]] = {}
-        """By chord: the arguments of `apply_chord`, until its header's generator has ended."""
 
     @property
     def _values(self) -> Values:
@@ -116,17 +113,8 @@ class Backend(KeyValueStoreBackend):
     def _chord_ttl(self) -> float:
         return self.chord_expires or FOREVER_SECONDS
 
-    def _apply_chord_incr(self, header_result_args: Any, body: Any, **options: Any) -> None:
-        """Save the ids of a chord's tasks; those of a generator when all are known."""
-        if isinstance(header_result_args[1], _regen):
-            self._unsaved[header_result_args[0]] = (header_result_args, body)
-        else:
-            super()._apply_chord_incr(header_result_args, body, **options)
-
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
         """Say how many tasks a chord waits for; called before the last of them is published."""
-        if (unsaved := self._unsaved.pop(group_id, None)) is not None:
-            super()._apply_chord_incr(*unsaved)
         self._values.put(name_of(f"{SIZE}{group_id}"), str(chord_size), ttl=self._chord_ttl)
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
