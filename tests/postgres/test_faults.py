@@ -11,7 +11,6 @@ import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -305,25 +304,20 @@ def test_no_free_connection_under_traffic() -> None:
         url = server.url.replace("postgres@", "app@")
         with Traffic(url, "crowded") as traffic:
             traffic.wait_for_more()
-            others: list[psycopg.Connection[Any]] = []
+            with contextlib.ExitStack() as others:
 
-            def take_all() -> None:
-                with contextlib.suppress(psycopg.OperationalError):
-                    while True:
-                        others.append(psycopg.connect(url))
+                def finds_none_free() -> bool:
+                    """Take the connections of the programs, which try to get them back."""
+                    server.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                        " WHERE application_name = 'laneway'"
+                    )
+                    with contextlib.suppress(psycopg.OperationalError):
+                        while True:
+                            others.enter_context(contextlib.closing(psycopg.connect(url)))
+                    return any("no free" in each.last_failure for each in traffic.publishers)
 
-            take_all()
-            server.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE application_name = 'laneway'"
-            )
-            take_all()
-            until(
-                lambda: any("no free" in each.last_failure for each in traffic.publishers),
-                "a call finds no free connection",
-            )
-            for other in others:
-                other.close()
+                until(finds_none_free, "a call finds no free connection")
             traffic.wait_for_more()
             traffic.end()
 
