@@ -5,10 +5,12 @@ One word for one thing, in Python, Lua, SQL and Markdown: `WORDS` has the words 
 with the word to use instead, and `IDENTIFIERS` those that are not used as names in code.
 Words are compared in lower case and one by one: `made_id` and `MadeId` are "made id".
 Help texts of the command line are strings in Python files, so they are read as well.
+Phrases that no native editor would leave are counted by lint/words.py: no count may grow.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
 import subprocess
@@ -23,6 +25,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ITSELF = "tests/docs/test_words.py"
+SOURCE = importlib.util.spec_from_file_location("words", ROOT / "lint/words.py")
+assert SOURCE
+assert SOURCE.loader
+words = importlib.util.module_from_spec(SOURCE)
+SOURCE.loader.exec_module(words)
 LONGEST = 100
 OLD_NAME = "fair" + "lead"  # written so that a search for it finds no source
 
@@ -153,8 +160,11 @@ def _lua_names(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _banned_names(name: str) -> Iterator[tuple[int, str, str]]:
+    text = _text(name)
+    if not any(word in text.lower() for word in BANNED_NAMES):
+        return
     names = _python_names if name.endswith(".py") else _lua_names
-    for number, identifier in names(_text(name)):
+    for number, identifier in names(text):
         for word in _as_words(identifier).split():
             if word in BANNED_NAMES:
                 yield number, word, BANNED_NAMES[word]
@@ -181,6 +191,28 @@ def test_words_of_the_glossary() -> None:
     """No file uses a synonym of a word of the glossary, an archaism or a British spelling."""
     files = _files_of(".py", ".lua", ".sql", ".md", ".toml", ".ci/run", "Makefile")
     _fail([line for name in files for line in _report(name, _banned_words(_text(name)))])
+
+
+def test_phrases() -> None:
+    """In no part of the project does an unidiomatic phrase occur more often than before."""
+    _files()
+    _fail(words.above(words.measured()))
+
+
+@pytest.mark.parametrize(
+    ("phrase", "instead"),
+    [
+        ("# It acts on those that\n# wait, also if it is below.", "even, too"),
+        ('"""\nOf a pattern, each page searches 10,000."""', "For …, …"),
+        ('    """The time; None: it has none."""', "… or None if …"),
+        ("error = f'{name} says no'", "shows, lists, names, reports, explains"),
+    ],
+)
+def test_phrases_are_found(phrase: str, instead: str) -> None:
+    """Phrases are found in strings and comments, over line breaks and at beginnings."""
+    ((_, pieces),) = words.prose("tests/a.py", "tests", f"\n{phrase}\n")
+    assert [found for found, _ in words.found_in(pieces)] == [instead]
+    assert [*words.prose("tests/a.py", "tests", "by.itself = at - once")] == [("tests", [])]
 
 
 def test_names_say_what_they_hold() -> None:
