@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kombu.transport import base, virtual
 
-from laneway import BadMessage, LeaseLost, Refused, arguments
+from laneway import BadMessage, Refused, arguments
 from laneway.contrib.kombu import bindings, messages, names
 from laneway.contrib.kombu.pump import BUFFER, Pump
 from laneway.contrib.kombu.qos import QoS
@@ -68,7 +68,7 @@ class Channel(virtual.Channel):
         fair = settings.get("fair") or None
         named = ["*"] if fair is True else [fair] if isinstance(fair, str) else fair
         self._fair = arguments.patterns("broker_transport_options", "fair", named) or []
-        self._qos = QoS(self._set_limits)
+        self._qos = QoS(self._app, self._set_limits, self._count_leases)
         self._consumed: dict[str, Consumer] = {}
         """By queue."""
         self._queue_of: dict[str, str] = {}
@@ -334,16 +334,14 @@ class Channel(virtual.Channel):
         except BadMessage as error:
             reason = str(error)
             log.warning("%s", reason)
-            self._settle(lambda: delivery.dead(reason))
-            return None
-        if not self._is_bound(queue, payload["properties"]["delivery_info"]):
-            self._settle(delivery.ack)
-            return None
-        if no_ack:
-            self._settle(delivery.ack)
-        else:
             self._qos.append(delivery)
-        return self.Message(payload, channel=self)
+            self._qos.refuse(delivery.fence, reason)
+            return None
+        is_bound = self._is_bound(queue, payload["properties"]["delivery_info"])
+        self._qos.append(delivery)
+        if no_ack or not is_bound:
+            self._qos.ack(delivery.fence)
+        return self.Message(payload, channel=self) if is_bound else None
 
     def _is_bound(self, queue: str, info: dict[str, Any]) -> bool:
         """Whether a queue gets a message, by the exchange that it was published to."""
@@ -352,12 +350,6 @@ class Channel(virtual.Channel):
             return True
         keys = self._keys(queue, exchange)
         return any(bindings.matches(key, info.get("routing_key") or "") for key in keys)
-
-    def _settle(self, settle: Callable[[], object]) -> None:
-        try:
-            settle()
-        except LeaseLost as error:
-            log.warning("%s", error)
 
     def _queue_of_topic(self, topic: str) -> str | None:
         """The consumed queue whose messages are in a topic."""
@@ -433,6 +425,9 @@ class Channel(virtual.Channel):
         """How many messages each pump may hold now."""
         return self._qos.prefetch_count or len(self._qos) + BUFFER
 
+    def _count_leases(self) -> int:
+        return sum(len(each or ()) for each in (self._queues, self._exchanges, self._gets))
+
     def _set_limits(self) -> None:
         for pump in (self._queues, self._exchanges):
             if pump is not None:
@@ -445,6 +440,7 @@ class Channel(virtual.Channel):
         self.closed = True
         for tag in list(self._consumers):
             self.basic_cancel(tag)
+        self._qos.close()
         for each in (self._queues, self._exchanges, self._gets):
             if each is not None:
                 each.close()

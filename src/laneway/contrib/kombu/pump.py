@@ -69,6 +69,10 @@ class Pump:
         """Whether there are topics that it leases from."""
         return self._serving.is_set()
 
+    def __len__(self) -> int:
+        """How many messages it holds that are not settled."""
+        return len(self._leases)
+
     def limit(self, most: int) -> None:
         """Hold at most this number of messages that are not settled."""
         self._leases.limit = most

@@ -6,13 +6,18 @@ import logging
 from typing import TYPE_CHECKING
 
 from laneway import LeaseLost
+from laneway.contrib.kombu.acks import Acks
+from laneway.contrib.kombu.pump import BUFFER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from laneway import Delivery
+    from laneway import Delivery, Laneway
 
 log = logging.getLogger("laneway.kombu")
+
+PARTS = 4
+"""Acks are stored when they are a quarter of the prefetch count."""
 
 
 class QoS:
@@ -23,11 +28,18 @@ class QoS:
 
     restore_at_shutdown = False
 
-    def __init__(self, on_change: Callable[[], object], prefetch_count: int = 0) -> None:
-        """`on_change`: called when the number of messages or the prefetch count has changed."""
+    def __init__(
+        self, app: Laneway, on_change: Callable[[], object], count_leases: Callable[[], int]
+    ) -> None:
+        """
+        `on_change`: called when the number of messages or the prefetch count has changed;
+        `count_leases`: the number of messages that are leased, with those that are acked.
+        """
         self._on_change = on_change
-        self._prefetch_count = prefetch_count
+        self._count_leases = count_leases
+        self._prefetch_count = 0
         self._held: dict[int, Delivery] = {}
+        self._acks = Acks(app)
 
     @property
     def prefetch_count(self) -> int:
@@ -61,8 +73,18 @@ class QoS:
         return self._held[tag]
 
     def ack(self, tag: int) -> None:
-        """Finish a message."""
-        self._settle(tag, lambda delivery: delivery.ack())
+        """
+        Finish a message. Acks are stored together: when they are a quarter of the prefetch count,
+        when nothing else is leased, or after a moment.
+        """
+        delivery = self._held.pop(tag, None)
+        if delivery is None:
+            return
+        count = self._acks.add(delivery)
+        if count * PARTS >= (self._prefetch_count or BUFFER) or count >= self._count_leases():
+            self._acks.store()
+        if not self._prefetch_count:
+            self._on_change()
 
     def reject(self, tag: int, requeue: bool = False) -> None:
         """Return a message to its queue, or make it a dead letter."""
@@ -85,6 +107,10 @@ class QoS:
 
     def restore_visible(self, *_: object, **__: object) -> None:
         """Nothing to do: leases that run out are ready again without it."""
+
+    def close(self) -> None:
+        """Store all acks, and each later one immediately."""
+        self._acks.close()
 
     def _settle(self, tag: int, settle: Callable[[Delivery], object]) -> None:
         delivery = self._held.pop(tag, None)
