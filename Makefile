@@ -94,11 +94,11 @@ $(DOCS)/.ready: pyproject.toml
 	@touch $(DOCS)/.ready
 
 docs-pages: $(READY) ## write the generated pages of docs/reference/
-	$(BIN)/python docs/generate.py
+	$(BIN)/python docs_tools/generate.py
 
 docs-check: $(READY) ## fail on stale generated pages and broken links
-	$(BIN)/python docs/generate.py --check
-	$(BIN)/python docs/check.py
+	$(BIN)/python docs_tools/generate.py --check
+	$(BIN)/python docs_tools/check.py
 
 ci: ## what CI runs
 	bash .ci/run

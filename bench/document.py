@@ -1,5 +1,5 @@
 """
-Writes docs/benchmarks.md and its charts from docs/figures.json, the figures that are kept.
+Writes docs/benchmarks.md and its charts from bench/figures.json, the figures that are kept.
 
     python -m bench.document                                write both again
     python -m bench.document --keep bench/results/full/*.json     take new results first
@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from bench.chart import drain_chart, name_of, number, shown, soak_chart
 
 DOCS = Path(__file__).parents[1] / "docs"
-FIGURES, PAGE, CHART = DOCS / "figures.json", DOCS / "benchmarks.md", DOCS / "drain.svg"
+FIGURES = Path(__file__).parent / "figures.json"
+PAGE, CHART = DOCS / "benchmarks.md", DOCS / "drain.svg"
 ENGINES = {
     "sqlite": "SQLite",
     "valkey": "Valkey",
@@ -285,7 +286,7 @@ def page(kept: dict[str, Any]) -> str:
     """The Markdown page."""
     parts = [
         "# Benchmarks",
-        "<!-- Written by `python -m bench.document` from figures.json: do not edit. -->",
+        "<!-- Written by `python -m bench.document` from bench/figures.json: do not edit. -->",
         "Every figure comes from a program in `bench/`; the command is beside it.\n"
         + _filled("`make bench` runs all of them, peers included.\n" + kept["note"]),
         "![Tasks per second drained by one worker over 1 to 10,000 queues](drain.svg)",

@@ -6,11 +6,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import pytest
 
 from laneway.cli.main import COMMANDS, main
+from tests.docs.forks import Forks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -28,41 +33,41 @@ SERVED = [
 """Programs that a worker can serve."""
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A fresh interpreter in the folder."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def python() -> Iterator[Forks]:
+    """An interpreter that has imported Laneway, and forks a process for each program."""
+    with Forks() as forks:
+        yield forks
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_run(program: str, tmp_path: Path) -> None:
+def test_programs_run(program: str, tmp_path: Path, python: Forks) -> None:
     """A program runs in an empty folder. One that consists of tests is run by pytest."""
-    is_tests = "pytest.fixture" in program
     (tmp_path / "test_program.py").write_text(program)
-    command = (
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "gate_rate", "test_program.py"]
-        if is_tests
-        else ["-W", "error", "test_program.py"]
-    )
-    result = run(tmp_path, *command)
-    assert result.returncode == 0, result.stdout + result.stderr
+    if "pytest.fixture" in program:
+        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "gate_rate"]
+        result = subprocess.run(
+            [sys.executable, *command, "test_program.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+    else:
+        code, output = python.run(tmp_path, "test_program.py")
+        assert code == 0, output
 
 
 @pytest.mark.parametrize("program", SERVED)
-def test_programs_can_be_imported(program: str, tmp_path: Path) -> None:
+def test_programs_can_be_imported(program: str, tmp_path: Path, python: Forks) -> None:
     """
     A worker imports a program with handlers: the import publishes nothing, runs no worker, creates
     no store and prints nothing.
     """
     (tmp_path / "test_program.py").write_text(program)
-    result = run(tmp_path, "-B", "-W", "error", "-c", "import test_program")
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert python.run(tmp_path, "test_program.py", is_imported=True) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["test_program.py"]
 
 

@@ -81,7 +81,7 @@ def without_numbers(text: str) -> list[list[str]]:
 
 
 def test_the_benchmarks_page_and_the_chart_show_the_kept_figures() -> None:
-    """docs/benchmarks.md and docs/drain.svg are what bench.document makes of docs/figures.json."""
+    """docs/benchmarks.md and docs/drain.svg are what bench.document makes of bench/figures.json."""
     kept = json.loads(document.FIGURES.read_text())
     assert document.PAGE.read_text() == document.page(kept), "run python -m bench.document"
     assert document.CHART.read_text() == document.chart(kept), "run python -m bench.document"

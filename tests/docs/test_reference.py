@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -10,23 +9,9 @@ from typing import Any
 import pytest
 
 import laneway
+from docs_tools import check, generate
 from laneway import errors, policy
 from laneway.cli.main import COMMANDS
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def script(name: str) -> Any:
-    """A script of docs/ as a module."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-generate, check = script("generate"), script("check")
 
 
 @pytest.mark.parametrize("field", policy.FIELDS)

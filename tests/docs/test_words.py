@@ -1,5 +1,5 @@
 """
-Code, help texts and pages keep to the glossary, docs/concepts.md.
+Code, help texts and pages keep to the glossary, docs/glossary.md.
 
 One word for one thing, in Python, Lua, SQL and Markdown: `WORDS` has the words that are not used,
 with the word to use instead, and `IDENTIFIERS` those that are not used as names in code.
@@ -289,7 +289,7 @@ def test_sentences_begin_lines() -> None:
 
 
 def test_the_glossary_defines_a_word_once() -> None:
-    text = _text("docs/concepts.md")
+    text = _text("docs/glossary.md")
     terms = Counter(re.findall(r"^\*\*([^*]+)\*\*:", text, re.MULTILINE))
     assert len(terms) > 50
     assert [term for term, count in terms.items() if count > 1] == []

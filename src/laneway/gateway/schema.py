@@ -273,7 +273,7 @@ class TopicAnswer(msgspec.Struct, omit_defaults=False, kw_only=True):
 
 
 class CursorAnswer(msgspec.Struct):
-    """The cursors of one priority, see the concepts."""
+    """The cursors of one priority, see the glossary."""
 
     priority: int
     scan: int

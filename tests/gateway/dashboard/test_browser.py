@@ -20,8 +20,8 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from docs.pictures import FLAGS, SHOWN, beat, fill
 
+from docs_tools.pictures import FLAGS, SHOWN, beat, fill
 from laneway import Laneway, Message
 from laneway.gateway.dashboard import collector as collecting
 from laneway.gateway.login.local_login import LocalLogin

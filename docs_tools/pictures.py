@@ -1,12 +1,12 @@
 """
 The pictures of the dashboard: fills a demo store, serves it, and takes a picture of each page.
 
-    python -m docs.pictures docs                       the pictures of the docs
-    python -m docs.pictures out --all                  every page, 1280 and 390 px, both themes
-    python -m docs.pictures out --all --store empty    of an empty store
-    python -m docs.pictures out --all --store broken   of a store that has gone away
-    python -m docs.pictures out --all --store hostile  of a store with the worst names and texts
-    python -m docs.pictures out --all --sheets         with sheets of them, to look at many at once
+   python -m docs_tools.pictures docs                        the pictures of the docs
+   python -m docs_tools.pictures out --all                   every page, in each width and theme
+   python -m docs_tools.pictures out --all --store empty     of an empty store
+   python -m docs_tools.pictures out --all --store broken    of a store that has gone away
+   python -m docs_tools.pictures out --all --store hostile   with the worst names and texts
+   python -m docs_tools.pictures out --all --sheets          with sheets of many pictures
 
 It needs a Chromium (`apt-get install chromium`) and the Python package playwright.
 """
@@ -31,7 +31,7 @@ from urllib.parse import urlencode
 import msgspec
 import uvicorn
 
-from docs import pictures_hostile
+from docs_tools import pictures_hostile
 from laneway import Laneway, Message, chain, chord, group
 from laneway.engines.base import (
     WAIT_BOUNDS_US,
@@ -169,7 +169,7 @@ def fill(app: Laneway) -> None:
 
 
 def _schedules(engine) -> None:
-    """Three schedules, one of which has fired every five minutes but once."""
+    """Three schedules. One has fired every five minutes but once."""
     now = datetime.now(UTC)
     for name, options in (
         ("sync-stock", {"every": "5m"}),

@@ -1,5 +1,5 @@
 """
-Check the pages: `python docs/check.py`.
+Check the pages: `python docs_tools/check.py`.
 
 Every relative link leads to a file of the repository and, if it has an anchor, to a heading of it.
 Every page stands in the navigation of `zensical.toml`, and nothing else does. A line of prose has
@@ -78,7 +78,7 @@ def too_long(line: str) -> bool:
 
 
 def broken(path: Path, link: str) -> str | None:
-    """Why a link leads nowhere; None: it does not."""
+    """The reason why a link leads nowhere, or None if it leads somewhere."""
     inside = REPOSITORY.fullmatch(link)
     if inside:
         path, link = ROOT / "README.md", inside[1]
