@@ -105,22 +105,23 @@ def test_names_that_hang_are_not_tried_again_together(
     assert f"backs off for {seconds:.1f} s" in caplog.text
 
 
-def test_a_name_without_an_answer_fails_at_once(
+def test_a_name_without_an_answer_opens_the_breaker_at_once(
     app: Laneway, receiver: Receiver, names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its look-up is late once; what is sent to it afterwards fails without another one."""
+    """One message finds it out; no other one is tried, and none uses an attempt."""
     monkeypatch.setattr(resolver, "LOOKUP_SECONDS", 0.05)
     app.policy("push.x", retries=0)
-    app.endpoint("push.x", url=f"http://hang.example:{receiver.port}/200", allow_private=True)
+    url = f"http://hang.example:{receiver.port}/200"
+    endpoint = app.endpoint("push.x", url=url, allow_private=True)
     for n in range(3):
         app.publish("push.x", n)
     with running(app):
-        wait_for(lambda: app.topic("push.x").stats().dead == 3)
-    errors = {letter.error for letter in app.dead_letters.list()}
-    assert errors == {"dns: hang.example: no answer within 0.05 s"}
+        wait_for(lambda: endpoint.info().state == "open")
     assert names.asked == {"hang.example": 1}
-    attempts = app.endpoint("push.x").attempts(status="dns").attempts
-    assert {each.result for each in attempts} == {"dead"}
+    (attempt,) = endpoint.attempts(status="dns").attempts
+    assert attempt.text == "dns: hang.example: no answer within 0.05 s"
+    counts = app.topic("push.x").stats()
+    assert (counts.waiting, counts.dead) == (3, 0)
 
 
 def test_a_proxy_that_is_not_found_is_no_fault_of_endpoints(

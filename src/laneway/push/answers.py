@@ -78,6 +78,8 @@ class Verdict(msgspec.Struct, frozen=True):
     is_timeout: bool = False
     is_busy: bool = False
     """Whether it lowers the limit of `concurrency="auto"` without a back-off."""
+    opens: bool = False
+    """Whether it opens the breaker alone: every request to the endpoint would end in this way."""
 
 
 SUCCESS = Verdict("ack", "success")
@@ -132,6 +134,7 @@ def _without_answer(answer: Answer) -> Verdict:
         text,
         is_timeout=answer.error == "timeout",
         is_busy=answer.error == "refused",
+        opens=answer.error == "dns",
     )
 
 

@@ -38,7 +38,7 @@ from laneway.push.events import EndpointEvents
 from laneway.push.notifications import HOUR_US, notify
 from laneway.push.notifications import TOPIC as NOTIFICATIONS
 from laneway.push.outcomes import AttemptFailed, Released
-from laneway.push.resolver import Resolver
+from laneway.push.resolver import LOOKUP_SECONDS, Resolver
 from laneway.push.targets import Target, destination_of, fill, headers_for
 from laneway.push.transport import Request, Transport
 
@@ -398,10 +398,13 @@ class Sender:
     def _put_back(self, unit: WorkerDelivery, target: Target, host: Host) -> None:
         """
         Return a unit whose host is being looked up. The longer that takes, the less often, and not
-        at the same moment as those of other hosts that hang.
+        at the same moment as those of other hosts that hang. A name that failed before is expected
+        to fail again.
         """
         seconds = age = self._age(host)
-        if age >= AGAIN_SECONDS:
+        if host.failures:
+            seconds = LOOKUP_SECONDS - age
+        elif age >= AGAIN_SECONDS:
             host.is_slow, seconds = True, max(SLOW_NAME_SECONDS, age)
         text = f"the address of {host.name} is being looked up"
         self._back_off(unit, target, text, breaker.jittered(max(AGAIN_SECONDS, seconds)))
@@ -574,7 +577,9 @@ class Sender:
         counts = verdict.health in ("failure", "auth", "message") or (
             verdict.health == "misconfigured" and verdict.effect == "retry"
         )
-        opens = counts and (target.opens > 0 or self._is_open(target) or window.should_open())
+        opens = counts and (
+            verdict.opens or target.opens > 0 or self._is_open(target) or window.should_open()
+        )
         if counts or verdict.health == "misconfigured":
             self._failed(lease, target, verdict, now, opens=opens)
         if verdict.effect == "dead":
