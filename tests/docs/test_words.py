@@ -91,6 +91,7 @@ ALLOWED = {
     ("made", "src/laneway/gateway/handshake.py"),
     ("tenant", "pyproject.toml"),  # what people search for
     ("visibility timeout", "docs/celery-on-laneway.md"),  # Celery's option
+    ("visibility timeout", "src/laneway/contrib/kombu/apps.py"),
 }
 
 

@@ -13,6 +13,7 @@ from celery import Celery, states
 from celery.exceptions import ChordError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult
+from celery.utils.functional import regen
 
 from laneway.contrib.kombu import apps
 from laneway.contrib.kombu.results import AT_ONCE, Backend, name_of
@@ -99,6 +100,12 @@ class Chord:
     def finish(self, task_id: str, result: Any, index: int, state: str = states.SUCCESS) -> None:
         """Let a task of the header finish."""
         self.backend.store_result(task_id, result, state)
+        self.return_part(task_id, result, index, state)
+
+    def return_part(
+        self, task_id: str, result: Any, index: int, state: str = states.SUCCESS
+    ) -> None:
+        """Note in the chord that a task has finished."""
         request = SimpleNamespace(id=task_id, group="group", group_index=index, chord=self.body)
         self.backend.on_chord_part_return(request, state, result)
 
@@ -126,6 +133,36 @@ def test_a_chord_whose_last_worker_dies(app: Celery) -> None:
         chord.finish("a", 1, 0)
     chord.finish("a", 1, 0)
     assert [call.args for call in publish.call_args_list] == [(([1],), {})] * 2
+
+
+def test_a_worker_dies_before_a_result_is_stored(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chord waits until the task has run again, although it was counted before."""
+    chord = Chord(app, [app.AsyncResult("a"), app.AsyncResult("b")])
+    chord.backend.set_chord_size("group", 2)
+    with monkeypatch.context() as killed:
+        killed.setattr(chord.backend, "encode", Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            chord.return_part("a", 1, 0)
+    chord.finish("b", 2, 1)
+    assert chord.published == []
+    chord.finish("a", 1, 0)
+    assert chord.published == [[1, 2]]
+
+
+def test_a_generated_header_of_ignored_results(app: Celery) -> None:
+    """A chord needs neither its tasks before they are published, nor their stored results."""
+
+    def generate() -> Iterator[Any]:
+        raise AssertionError("it was read")
+        yield
+
+    chord = Chord(app, regen(generate()))
+    chord.return_part("b", 2, 1)
+    chord.backend.set_chord_size("group", 2)
+    chord.return_part("a", 1, 0)
+    assert chord.published == [[1, 2]]
 
 
 def test_a_group_in_a_chord(app: Celery) -> None:

@@ -241,6 +241,31 @@ def test_consumer_that_fails_in_the_event_loop(connect: Connect) -> None:
     assert "42" in dead.reason
 
 
+def test_consumer_that_fails_without_an_event_loop(connect: Connect) -> None:
+    """
+    A worker of Celery with gevent calls `drain_events`: a message that it cannot read becomes a
+    dead letter there, too. A consumer of another program raises its errors.
+    """
+    connection = connect()
+    app = app_of(connection)
+
+    def read(message: Any) -> None:
+        raise KeyError(message.headers["id"])
+
+    with Consumer(connection.channel(), [Queue("e")], on_message=read):
+        producer = Producer(connection.channel())
+        producer.publish("x", routing_key="e", headers={"id": "41"})
+        with pytest.raises(KeyError, match="41"):
+            connection.drain_events(timeout=30)
+        read.__module__ = "celery.worker.consumer.consumer"
+        producer.publish("x", routing_key="e", headers={"id": "42"})
+        until(lambda: len(connection.transport.inbox) == 1, "the message is leased")
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0.01)
+    (dead,) = app.dead_letters.list("e")
+    assert "42" in dead.reason
+
+
 def test_basic_get(connect: Connect) -> None:
     """One message at a time, without a consumer."""
     channel = connect().channel()
@@ -298,6 +323,17 @@ def test_wrong_fair(connect: Connect, fair: object) -> None:
         connect(fair=fair).channel()
 
 
+@pytest.mark.parametrize("name", ["namespce", "global_keyprefix"])
+def test_unknown_option(connect: Connect, name: str) -> None:
+    """
+    An option that nobody knows is refused, because it might be `namespace`; options of
+    other brokers have no effect.
+    """
+    with pytest.raises(UsageError, match=f"unknown option '{name}'; there are: .*, namespace, "):
+        connect(**{name: "shop"}).connect()
+    assert connect(polling_interval=5).connect()
+
+
 def test_temporary_queue_ends(connect: Connect) -> None:
     """A deleted queue leaves no subscription behind."""
     connection = connect()
@@ -339,6 +375,9 @@ def test_subscription_is_restored(connect: Connect, monkeypatch: pytest.MonkeyPa
         ("*.b.#", "a.b", True),
         ("#.z", "a.b.z", True),
         ("#.z", "a.b", False),
+        ("#.#", "", True),
+        ("a.#.#", "", False),
+        (".".join("#" * 60) + ".z", ".".join("a" * 120), False),
     ],
 )
 def test_routing_keys(binding: str, key: str, expected: bool) -> None:

@@ -85,18 +85,14 @@ def where_of(keys: Iterable[str]) -> Where | None:
 
 def matches(binding: str, routing_key: str) -> bool:
     """Whether a binding of a topic exchange gets the messages with a routing key."""
-    return _matches(binding.split("."), routing_key.split(".") if routing_key else [])
-
-
-def _matches(pattern: list[str], words: list[str]) -> bool:
-    if not pattern:
-        return not words
-    first, rest = pattern[0], pattern[1:]
-    if first == "#":
-        return any(_matches(rest, words[n:]) for n in range(len(words) + 1))
-    if not words:
-        return False
-    return first in ("*", words[0]) and _matches(rest, words[1:])
+    words = routing_key.split(".") if routing_key else []
+    ends = {0}  # the numbers of words that the binding's beginning may stand for
+    for part in binding.split("."):
+        if part == "#":
+            ends = set(range(min(ends, default=len(words) + 1), len(words) + 1))
+        else:
+            ends = {end + 1 for end in ends if end < len(words) and part in ("*", words[end])}
+    return len(words) in ends
 
 
 def is_temporary(arguments: dict[str, Any]) -> bool:

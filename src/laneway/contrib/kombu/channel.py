@@ -321,6 +321,13 @@ class Channel(virtual.Channel):
             consumer.callback(message)
         return message is not None
 
+    def is_of_celery(self, delivery: Delivery) -> bool:
+        """Whether the consumer of a message is a worker of Celery, which runs tasks."""
+        consumer = self._consumed.get(self._queue_of_topic(delivery.topic) or "")
+        reader = getattr(consumer and consumer.callback, "__self__", None)
+        function = getattr(reader, "on_message", None)
+        return str(getattr(function, "__module__", "")).startswith("celery.worker.")
+
     def refuse(self, delivery: Delivery, error: Exception) -> None:
         """Make a message a dead letter, because its consumer raised an error of bad data."""
         reason = f"a consumer cannot read message {delivery.id} in {delivery.topic}: {error!r:.200}"

@@ -8,7 +8,6 @@ Celery finds it by the entry point `celery.result_backends`. Results are values 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import time
 from itertools import islice
@@ -20,6 +19,7 @@ from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult, allow_join_result
+from celery.utils.functional import _regen
 
 from laneway.contrib.kombu.apps import PREFIX, app_of
 from laneway.policy import CONTROL
@@ -31,23 +31,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("laneway.celery")
 
+OPTIONS = "result_backend_transport_options"
+"""The setting with the options of the store."""
+
 FOREVER_SECONDS = 10 * 365 * 86400.0
 """How long to keep what Celery wants to keep forever."""
 
 MAX_NAME = 255
 """Most characters of the name of a value."""
 
-SIZE = "laneway-size-"
-"""Beginning of a key: how many tasks a chord waits for."""
+SIZE, ADDED = "laneway-size-", "laneway-added-"
+"""Beginnings of keys: how many tasks a chord waits for, and how many were added to them."""
 
-PARTS, COUNTED = "laneway-parts-", "laneway-counted-"
-"""Beginnings of keys: how many tasks a chord has counted, and a task that it has counted."""
-
-ADDED = "laneway-added-"
-"""Beginning of a key: the tasks that were added to a chord."""
+COUNT, PART = "laneway-count-", "laneway-part-"
+"""Beginnings of keys: how many numbers a chord has given to results, and a result by its number."""
 
 CLAIM = "laneway-claim-"
-"""Beginning of a key: the task whose worker publishes the body; also if it is delivered again."""
+"""Beginning of a key: the task whose worker publishes the body, even if it is delivered again."""
+
+KEYS = (COUNT, SIZE, ADDED, CLAIM)
 
 AT_ONCE = 50
 """How many results of many to look for when one has come; for all, once in an interval."""
@@ -69,8 +71,9 @@ class Backend(KeyValueStoreBackend):
 
     @property
     def _values(self) -> Values:
-        options = self.app.conf.get("result_backend_transport_options") or {}
-        return app_of(self._store, options).values
+        options = dict(self.app.conf.get(OPTIONS) or {})
+        options.pop("global_keyprefix", None)  # Celery puts it before the keys
+        return app_of(self._store, options, OPTIONS).values
 
     def as_uri(self, include_password: bool = False) -> str:
         """The URL, without its password."""
@@ -119,85 +122,84 @@ class Backend(KeyValueStoreBackend):
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
         """Let a chord wait for another task, too."""
-        name = name_of(f"{ADDED}{chord_id}")
-        while True:
-            before = self._values.get(name)
-            added = json.dumps([*json.loads(before or "[]"), result.id])
-            if self._values.swap(name, before, added, ttl=self._chord_ttl):
-                return
+        del result
+        self._values.add(name_of(f"{ADDED}{chord_id}"), ttl=self._chord_ttl)
 
-    def on_chord_part_return(self, request: Any, *_: object, **__: object) -> None:
+    def _apply_chord_incr(self, header_result_args: Any, body: Any, **options: Any) -> None:
+        """Store the structure of a header with groups; other headers are lists of tasks."""
+        self.ensure_chords_allowed()
+        header = header_result_args[1]  # a generator's tasks are not known yet
+        if not isinstance(header, _regen) and any(isinstance(each, GroupResult) for each in header):
+            super()._apply_chord_incr(header_result_args, body, **options)
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **_: object) -> None:
         """
-        Count a task of a chord, once if it runs again; the last one publishes the body.
+        Store the result of a chord's task; the last one publishes the body.
 
-        Each but the last costs the same, whatever the size of the chord.
+        Each but the last costs the same, whatever the size of the chord. A task that is run again
+        stores its result again, and a worker that dies leaves a number without a result: both give
+        more numbers than results, so the results decide.
         """
         group = request.group
         if not group or not request.id:
             return
-        values = self._values
-        count = self._count(request)
-        size, added, claim = (name_of(f"{each}{group}") for each in (SIZE, ADDED, CLAIM))
-        wanted, more = values.get_many([size, added])
-        others = [str(each) for each in json.loads(more or "[]")]
-        if wanted is None or count < int(wanted) + len(others):
+        values, ttl = self._values, self._chord_ttl
+        count, size, added, claim = (name_of(f"{each}{group}") for each in KEYS)
+        number = values.add(count, ttl=ttl)
+        part = [request.id, request.group_index, state, self.encode_result(result, state)]
+        values.put(_part(group, number), self.encode(part), ttl=ttl)
+        counted, wanted, more = values.get_many([count, size, added])
+        if wanted is None or int(counted or 0) < int(wanted) + int(more or 0):
             return
-        owner = request.id.encode()
-        if values.swap(claim, None, owner, ttl=self._chord_ttl) or values.get(claim) == owner:
-            tasks = self._finish_chord(request, others)
-            marks = [_counted(group, each.id, number) for number, each in enumerate(tasks or ())]
-            # A chord that is applied again has the same ids.
-            for name in (size, added, name_of(f"{PARTS}{group}"), *marks, claim):
-                values.delete(name)
+        stored = [_part(group, each) for each in range(1, int(counted or 0) + 1)]
+        parts = self._parts(stored)
+        owner = f"{request.id} {request.group_index}".encode()
+        if len(parts) >= int(wanted) + int(more or 0) and (
+            values.swap(claim, None, owner, ttl=ttl) or values.get(claim) == owner
+        ):
+            self._finish_chord(request, parts)
+            for name in (size, added, count, *stored, claim):
+                values.delete(name)  # a chord that is applied again has the same ids
 
-    def _count(self, request: Any) -> int:
-        """Count a task of a chord. Returns how many are counted."""
-        counted = _counted(request.group, request.id, request.group_index)
-        parts = name_of(f"{PARTS}{request.group}")
-        if self._values.get(counted) is not None:
-            return int(self._values.get(parts) or 0)
-        count = self._values.add(parts, ttl=self._chord_ttl)
-        self._values.put(counted, "1", ttl=self._chord_ttl)
-        return count
+    def _parts(self, names: list[str]) -> list[Any]:
+        """The ids, indexes, states and results of a chord's tasks, each task once, in order."""
+        found = [self.decode(each) for each in self._values.get_many(names) if each is not None]
+        once = {(task_id, index): [task_id, index, *part] for task_id, index, *part in found}
+        return sorted(once.values(), key=lambda part: (part[1] is None, part[1] or 0))
 
-    def _finish_chord(self, request: Any, added: list[str]) -> Any:
+    def _finish_chord(self, request: Any, parts: list[Any]) -> None:
         """Publish the body of a chord with the results of its tasks, or fail it."""
-        group = request.group
         body = maybe_signature(request.chord, app=self.app)
-        tasks: Any = None
         try:
-            tasks = GroupResult.restore(group, backend=self, app=self.app)
-            if tasks is None:
-                raise ChordError(f"GroupResult {group} no longer exists")
-            for task_id in added:
-                tasks.add(self.app.AsyncResult(task_id))
-            with allow_join_result():
-                results = tasks.join_native(
-                    timeout=self.app.conf.result_chord_join_timeout, propagate=True
-                )
+            results = self._results_of(request.group, parts)
         except Exception as error:  # noqa: BLE001  # whatever a task has raised
-            self._fail_chord(body, group, *self._reason(tasks, error))
-            return tasks
+            self._fail_chord(body, request.group, repr(error), error)
+            return
         try:
             body.delay(results)
         except Exception as error:  # noqa: BLE001  # also what encodes the results may raise
-            self._fail_chord(body, group, f"Callback error: {error!r}", error)
-        tasks.delete(backend=self)
-        return tasks
+            self._fail_chord(body, request.group, f"Callback error: {error!r}", error)
+
+    def _results_of(self, group: str, parts: list[Any]) -> list[Any]:
+        """The results of a chord's tasks. Raises ChordError if one has failed."""
+        for task_id, _, state, result in parts:
+            if state in states.PROPAGATE_STATES:
+                error = self.exception_to_python(result)
+                raise ChordError(f"Dependency {task_id} raised {error!r}") from error
+        header = GroupResult.restore(group, backend=self, app=self.app)
+        if header is None:
+            return [result for _, _, _, result in parts]
+        with allow_join_result():
+            timeout = self.app.conf.result_chord_join_timeout
+            results: list[Any] = header.join_native(timeout=timeout, propagate=True)
+        header.delete(backend=self)
+        return results
 
     def _fail_chord(self, body: Any, group: str, reason: str, cause: Exception) -> None:
         log.error("chord %r: %s", group, reason)
         error = cause if isinstance(cause, ChordError) else ChordError(reason)
-        error.__cause__ = None if error is cause else cause
+        error.__cause__ = error.__cause__ if error is cause else cause
         self.chord_error_from_stack(body, error)
-
-    def _reason(self, tasks: Any, error: Exception) -> tuple[str, Exception]:
-        """Why the results of a chord's tasks cannot be had: the first one that failed."""
-        found = self.get_many(_ids(tasks), max_iterations=1)
-        for task_id, meta in found:
-            if meta["status"] in states.PROPAGATE_STATES:
-                return f"Dependency {task_id} raised {meta['result']!r}", meta["result"]
-        return repr(error), error
 
     # Waiting
 
@@ -273,14 +275,9 @@ class Backend(KeyValueStoreBackend):
             )
 
 
-def _counted(group: str, task_id: str, index: int | None) -> str:
-    """The name of the mark that a chord has counted a task."""
-    return name_of(f"{COUNTED}{group}-{index}-{task_id}")
-
-
-def _ids(tasks: Any) -> list[str]:
-    """The ids of the tasks of a group; those of its groups are not among them."""
-    return [each.id for each in (tasks or ()) if not isinstance(each, GroupResult)]
+def _part(group: str, number: int) -> str:
+    """The name of the value of a result in a chord."""
+    return name_of(f"{PART}{group}-{number}")
 
 
 def name_of(key: bytes | str) -> str:

@@ -109,9 +109,22 @@ class Transport(virtual.Transport):
                 if (entry := self.inbox.take()) is not None:
                     is_received |= self._receive(entry)
 
-    def _receive(self, entry: tuple[channel.Channel, Delivery]) -> bool:
+    def _receive(self, entry: tuple[channel.Channel, Delivery], *, in_loop: bool = False) -> bool:
+        """
+        Call the consumer of a message. Returns whether it was called.
+
+        An error would end a worker of Celery, so a message that it cannot read becomes a dead
+        letter. Other programs get the errors of their consumers. `in_loop`: the caller is the event
+        loop of such a worker.
+        """
         receiver, delivery = entry
-        return receiver.receive(delivery)
+        try:
+            return receiver.receive(delivery)
+        except BAD_DATA as error:
+            if not (in_loop or receiver.is_of_celery(delivery)):
+                raise
+            receiver.refuse(delivery, error)
+            return False
 
     def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
         """Let the event loop of a worker of Celery call the consumers."""
@@ -120,16 +133,7 @@ class Transport(virtual.Transport):
         loop.add_reader(self.inbox.open_file(), self.on_readable)
 
     def on_readable(self, *_: object) -> None:
-        """
-        Call the consumer of one message; the loop calls it again while there are others.
-
-        The loop is Celery's: an error would end the worker, so a message that cannot be read
-        becomes a dead letter.
-        """
+        """Call the consumer of one message; the loop calls it again while there are others."""
         entry = self.inbox.take()
         if entry is not None:
-            receiver, delivery = entry
-            try:
-                receiver.receive(delivery)
-            except BAD_DATA as error:
-                receiver.refuse(delivery, error)
+            self._receive(entry, in_loop=True)

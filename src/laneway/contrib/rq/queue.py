@@ -30,6 +30,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("laneway.contrib.rq")
 
+REPEAT_SECONDS = 60.0
+"""How soon to log the same line again: workers look at RQ's list several times a second."""
+
+_logged: dict[str, float] = {}
+"""By line: when it was logged (monotonic seconds)."""
+
+
+def _is_new(record: logging.LogRecord) -> bool:
+    """Whether a line was not logged in the last minute."""
+    line, now = record.getMessage(), time.monotonic()
+    while _logged and now - next(iter(_logged.values())) >= REPEAT_SECONDS:
+        _logged.pop(next(iter(_logged)), None)
+    return _logged.setdefault(line, now) == now
+
+
+log.addFilter(_is_new)
+
 BATCH = 500
 """How many ids are moved at a time."""
 
