@@ -1,7 +1,13 @@
-"""A deep backlog: publishing into it, leasing from it, and listing it."""
+"""
+A deep backlog: publishing into it, leasing from it, listing it, and changing a policy.
+
+`--messages` and `--topics` are for `make scale`. The first row is a small backlog, to which the
+others are compared.
+"""
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 
@@ -12,31 +18,41 @@ from laneway.message import Draft, Settlement
 
 
 def main() -> None:
-    chosen = options(__doc__ or "")
-    depth = pick(chosen, 10_000_000, 1_000_000, 5_000)
+    def more(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--messages", type=float, help="how many messages wait in the end")
+        parser.add_argument("--topics", type=float, default=10_000, help="over how many topics")
+
+    chosen = options(__doc__ or "", more)
+    depth = int(chosen.messages or pick(chosen, 10_000_000, 1_000_000, 5_000))
+    topics = int(chosen.topics)
     rounds = pick(chosen, 40, 40, 1)
     rows: list[tuple[object, ...]] = []
     with store(chosen) as place:
         engine = open_engine(place.url, Settings(durability="memory"))
-        step = depth // 5
-        for _ in range(5):
+        steps = [max(depth // 100, BATCH), *[depth // 5] * 5]
+        small, put_so_far = 0.0, 0
+        for step in steps:
             began = time.perf_counter()
-            for first in range(0, step, BATCH):
-                engine.put([Draft(f"t.{n % 10_000}", BODY) for n in range(first, first + BATCH)])
+            for first in range(put_so_far, put_so_far + step, BATCH):
+                engine.put([Draft(f"t.{n % topics}", BODY) for n in range(first, first + BATCH)])
+            put_so_far += step
             put = step / (time.perf_counter() - began)
             began = time.perf_counter()
             for _ in range(rounds):
                 leases = engine.lease(BATCH).leases
                 engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
             head = rounds * BATCH / (time.perf_counter() - began)
+            small = small or head
             looks = [
                 milliseconds(lambda: engine.topic_list(order="backlog", limit=20)),
                 milliseconds(lambda: engine.topic_stats("t.5")),
                 milliseconds(lambda: engine.topic_peek("t.5")),
                 milliseconds(engine.overview),
+                milliseconds(lambda: engine.explain("t.5")),
+                milliseconds(lambda: engine.policy_set("code", "t.*", {"retries": 10 + len(rows)})),
             ]
             waiting = engine.overview().waiting
-            rows.append((waiting, put, head, *looks, place.size() / waiting))
+            rows.append((waiting, put, head, head / small, *looks, place.size() / waiting))
         engine.close()
     publish_table(
         "backlog",
@@ -45,15 +61,18 @@ def main() -> None:
             "waiting",
             "put/s",
             "lease + settle/s",
+            "of a small backlog",
             "top 20, ms",
             "stats, ms",
             "peek, ms",
             "overview, ms",
+            "explain, ms",
+            "policy, ms",
             "bytes/message",
         ),
         rows,
-        f"10,000 topics, durability memory; put: the last {step:,}; lease + settle:"
-        f" {rounds * BATCH:,} at that depth",
+        f"{topics:,} topics, durability memory; lease + settle: {rounds * BATCH:,} at that depth;"
+        " policy: a change of a pattern that all topics match",
     )
 
 

@@ -187,6 +187,18 @@ SECTIONS = (
         "Shards of workers",
         "How often a topic changes its worker, with and without shards of the workers' own.",
     ),
+    Section(
+        "capacity",
+        "Predicted and measured",
+        "What `laneway capacity` predicts from the costs of one server, compared with what was"
+        " measured: microseconds of processor time, round trips and bytes of one message.\n"
+        "All nodes share one machine, so only counters are compared.",
+    ),
+    Section(
+        "lifetime",
+        "Topics over a lifetime",
+        "Entries and bytes that distinct topics leave in the store after they have ended.",
+    ),
     Section("scale", "Cluster", "Throughput of a cluster beside one server."),
     Section(
         "soak",

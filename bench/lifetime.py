@@ -5,6 +5,8 @@ after each.
 
 from __future__ import annotations
 
+import argparse
+
 from bench.common import BODY, options, pick, publish_table, store
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
@@ -14,9 +16,12 @@ START = 1_700_000_000_000_000
 
 
 def main() -> None:
-    chosen = options(__doc__ or "")
-    waves = pick(chosen, 20, 5, 3)
+    def more(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--topics", type=float, help="distinct topics of all waves together")
+
+    chosen = options(__doc__ or "", more)
     topics = pick(chosen, 100_000, 20_000, 500)
+    waves = -(-int(chosen.topics) // topics) if chosen.topics else pick(chosen, 20, 5, 3)
     now = START
     rows = []
     with store(chosen) as place:

@@ -112,7 +112,11 @@ CALLS: dict[str, list[list[str]]] = {
     "topic-group set": [["{hostile}", "--weight", "2"]],
     "migrate": [["{url}", "{elsewhere}"], ["{elsewhere}", "{url}"], ["{url}"]],
     "demo": [["--engine", "{hostile}"]],
-    "bench": [["--messages", "{hostile}"], ["{hostile}"]],
+    "bench": [["--size", "{hostile}"], ["{hostile}"]],
+    "capacity": [
+        ["--topics", "{hostile}"],
+        [*["--topics", "9", "--rate", "9", "--workers", "9", "--costs", "{hostile}"]],
+    ],
 }
 """Words in braces are filled in. A command that is not here is called without arguments."""
 

@@ -352,23 +352,14 @@ def test_a_store_that_cannot_be_used(laneway: Command, tmp_path: Path) -> None:
     assert "laneway.db" in laneway("publish", "a", "1", code=3).stderr
 
 
-def test_bench_measures(laneway: Command) -> None:
-    """The small benchmark measures each operation."""
-    figures = laneway.json(
-        "bench", "--messages", "1000", "--topics", "10", "--durability", "memory"
-    )["per_second"]
-    assert set(figures) == {"put", "lease", "settle", "lease + settle"}
-    assert all(figure > 0 for figure in figures.values())
-
-
 def test_bench_of_the_repository(laneway: Command) -> None:
     """
-    In the repository a benchmark can be named; what is not there, or belongs to the small one, is
-    expected.
+    In the repository a benchmark can be named; a name that does not exist, or names together with a
+    measurement of costs, are refused.
     """
     assert "there are: " in laneway("bench", "nothing", code=2).stderr
     assert "rates" in laneway("bench", "nothing", code=2).stderr
-    assert "small" in laneway("bench", "rates", "--messages", "1000", code=2).stderr
+    assert "take no names" in laneway("bench", "rates", "--json", code=2).stderr
 
 
 def test_bench_runs_what_the_repository_has(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import click
 
 import laneway
-from laneway.cli.session import json_option, print_json, say, table
+from laneway.cli.fleet import costs, measuring
+from laneway.cli.session import REFUSED, exit_with, json_option, print_json, say, table
+from laneway.testing.servers import NoServer
 
-BATCH = 500
-MESSAGES, TOPICS, DURABILITY = 100_000, 1_000, "fsync"
 SIZES = ("full", "quick", "smoke")
+MEASURED = {"full": (1.0, 5), "quick": (1.0, 3), "smoke": (0.01, 1)}
+"""The scale and the rounds of a measurement of costs."""
 
 
 @click.command()
@@ -25,60 +25,40 @@ SIZES = ("full", "quick", "smoke")
     type=click.Choice(SIZES),
     default="quick",
     show_default=True,
-    help="The size of the repository's benchmarks.",
+    help="How much is measured.",
 )
 @click.option(
-    "--small", is_flag=True, help="Run only the small measurement, also in the repository."
+    "--costs",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the costs of operations to this file, for `laneway capacity --costs`.",
 )
 @click.option(
-    "--messages",
-    type=click.IntRange(1_000, 10_000_000),
-    help=f"Messages of the small measurement.  [default: {MESSAGES:,}]",
-)
-@click.option(
-    "--topics",
-    type=click.IntRange(1),
-    help=f"Topics of the small measurement.  [default: {TOPICS:,}]",
-)
-@click.option(
-    "--durability",
-    type=click.Choice(["fsync", "memory"]),
-    help=f"Durability of the small measurement.  [default: {DURABILITY}]",
+    "--engine",
+    type=click.Choice(["sqlite", "valkey", "postgres"]),
+    default="sqlite",
+    show_default=True,
+    help="The engine whose costs are measured; a server is started for it.",
 )
 @json_option
 def bench(
-    names: tuple[str, ...],
-    *,
-    size: str,
-    small: bool,
-    messages: int | None,
-    topics: int | None,
-    durability: str | None,
-    as_json: bool,
+    names: tuple[str, ...], *, size: str, path: Path | None, engine: str, as_json: bool
 ) -> None:
     """
     Measure this machine. In the repository, run its benchmarks: all, or those named. Elsewhere, or
-    with --json or an option of the small measurement, run that.
-
-    The small measurement is the engine alone: put, lease and settle in batches, in a temporary
-    file.
+    with --costs or --json, measure what operations cost: processor time of client and server, bytes
+    and round trips, on Linux. That takes minutes.
     """
-    wants_small = (
-        small or as_json or messages is not None or topics is not None or durability is not None
-    )
     repository = _repository()
-    if names and (wants_small or repository is None):
-        why = (
-            "that takes no names"
-            if wants_small
-            else "they are not installed with the package; run this in the repository"
-        )
+    if names and (path is not None or as_json):
+        raise click.UsageError(f"{', '.join(names)}: --costs and --json take no names")
+    if names and repository is None:
         raise click.UsageError(
-            f"{', '.join(names)}: "
-            + (f"the small measurement was asked for, and {why}" if wants_small else why)
+            f"{', '.join(names)}: benchmarks are not installed with the package; run this in the"
+            " repository"
         )
-    if repository is None or wants_small:
-        _small(messages or MESSAGES, topics or TOPICS, durability or DURABILITY, as_json=as_json)
+    if repository is None or path is not None or as_json:
+        _costs(path, engine, size, as_json=as_json)
     else:
         _of_repository(repository, names, size)
 
@@ -108,58 +88,34 @@ def _of_repository(root: Path, names: tuple[str, ...], size: str) -> None:
     sys.exit(max(codes))
 
 
-def _small(messages: int, topics: int, durability: str, *, as_json: bool) -> None:
-    with tempfile.TemporaryDirectory(prefix="laneway-bench-") as folder:
-        figures = measure(Path(folder) / "bench.db", messages, topics, durability)
+def _costs(path: Path | None, engine: str, size: str, *, as_json: bool) -> None:
+    """Measure the costs of an engine, print them, and add them to the file."""
+    if path is not None and path.exists():
+        costs.load(path)  # a file that cannot be used is an error before the measurement
+    if sys.platform != "linux":
+        exit_with("the costs of operations can only be measured on Linux", REFUSED)
+    name = path.name if path is not None else "FILE"
+    command = f"laneway bench --costs {name} --engine {engine} --size {size}"
+    scale, rounds = MEASURED[size]
+    try:
+        found = measuring.measure(engine, command, scale=scale, rounds=rounds)
+    except NoServer as error:
+        exit_with(str(error), REFUSED)
+    if path is not None:
+        costs.save(path, engine, found)
     if as_json:
-        print_json(
-            {
-                "messages": messages,
-                "topics": topics,
-                "durability": durability,
-                "per_second": figures,
-            }
-        )
-    else:
-        say(
-            f"{messages:,} messages over {topics:,} topics, durability {durability}, batches of"
-            f" {BATCH}, the engine alone"
-        )
-        table(
-            ("operation", "messages/s"),
-            [(name, round(number)) for name, number in figures.items()],
-            empty="",
-        )
-
-
-def measure(path: Path, messages: int, topics: int, durability: str) -> dict[str, float]:
-    """Messages per second of each operation."""
-    from laneway.engines import open_engine
-    from laneway.engines.base import Settings
-    from laneway.message import Draft, Settlement
-
-    engine = open_engine(f"sqlite:///{path}", Settings(durability=durability))  # type: ignore[arg-type]  # one of the choices above
-    body = b"x" * 100
-    began = time.perf_counter()
-    for first in range(0, messages, BATCH):
-        engine.put(
-            [Draft(f"bench.{n % topics}", body) for n in range(first, min(first + BATCH, messages))]
-        )
-    put = time.perf_counter() - began
-    lease = settle = 0.0
-    done = 0
-    while done < messages:
-        began = time.perf_counter()
-        leases = engine.lease(BATCH).leases
-        between = time.perf_counter()
-        engine.settle([Settlement(each.handle, each.fence) for each in leases])
-        settle += time.perf_counter() - between
-        lease += between - began
-        done += len(leases)
-    engine.close()
-    return {
-        "put": messages / put,
-        "lease": messages / lease,
-        "settle": messages / settle,
-        "lease + settle": messages / (lease + settle),
-    }
+        print_json(found)
+        return
+    work = costs.works(batch=measuring.BATCH, shards=1, topics=costs.FEW_TOPICS, depth=10)
+    say(
+        f"{engine}: microseconds of processor time for a message of {found.body_bytes} bytes, in"
+        f" batches of {measuring.BATCH} over {costs.FEW_TOPICS:,} topics"
+    )
+    table(
+        ("operation", *costs.SIDES),
+        [
+            (name, *(f"{found.microseconds(side, name, work[name]):.1f}" for side in costs.SIDES))
+            for name in costs.OPERATIONS
+        ],
+        empty="",
+    )

@@ -63,6 +63,7 @@ COMMANDS = {
     "shard": "shard",
     "demo": "demo",
     "bench": "bench",
+    "capacity": "capacity",
 }
 """The module of each command, in this folder."""
 

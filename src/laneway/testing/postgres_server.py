@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from laneway.testing.servers import NoServer, die_with_parent, free_port, until
+from laneway.testing.servers import NoServer, die_with_parent, free_port, processor_time, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -147,12 +147,11 @@ class PostgresServer:
     def cpu(self) -> float:
         """The processor time of its processes that run, in seconds."""
         assert self._process is not None
-        ticks = 0
-        for pid in (self._process.pid, *_children(self._process.pid)):
+        seconds = 0.0
+        for pid in (self._process.pid, *map(int, _children(self._process.pid))):
             with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+                seconds += processor_time(pid)
+        return seconds
 
     def log(self) -> str:
         """The text of its log."""

@@ -1,0 +1,207 @@
+"""
+The costs of an engine's operations: measured, kept in a file, and used to predict.
+
+A cost is linear in what an operation does: its calls, its messages, the lanes that it visits, and
+the topics that it creates or ends. A visit costs more among many topics; that part is proportional
+to how many times as many as 1,000 there are, as a logarithm.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.engines.shared.fairness import CHUNK
+from laneway.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+OPERATIONS = ("put", "lease", "settle", "forget")
+"""`forget`: an idle topic ends."""
+
+SIDES = ("client", "server")
+FEW_TOPICS = 1_000
+OURS = Path(__file__).with_name("costs.json")
+"""The costs that were measured on the machine of the authors."""
+
+
+class Work(msgspec.Struct, frozen=True):
+    """
+    What an operation does, for one message or for a whole run. `new`: topics that it creates,
+    empties or ends; `topics`: those of the shard that have messages; `routed`: messages that the
+    client divides by shard.
+    """
+
+    calls: float
+    messages: float
+    lanes: float
+    new: float = 0.0
+    topics: float = FEW_TOPICS
+    routed: float = 0.0
+
+    @property
+    def quantities(self) -> tuple[float, ...]:
+        """What the parts of a cost are multiplied by."""
+        more = math.log10(max(self.topics / FEW_TOPICS, 1.0))
+        grown = (self.lanes + self.new) * more
+        return self.calls, self.messages, self.lanes, self.new, grown, self.routed
+
+
+class Step(msgspec.Struct, frozen=True):
+    """
+    Microseconds of processor time of an operation. `growth`: more for each lane and new topic if
+    there are ten times as many topics.
+    """
+
+    call: float = 0.0
+    message: float = 0.0
+    lane: float = 0.0
+    new: float = 0.0
+    growth: float = 0.0
+    routed: float = 0.0
+
+    def microseconds(self, work: Work) -> float:
+        """What the work costs."""
+        parts = msgspec.structs.astuple(self)
+        return float(sum(part * times for part, times in zip(parts, work.quantities, strict=True)))
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """
+    What a rule costs more than plain messages: microseconds by side and operation, and bytes.
+    `topic`: for a message that creates its topic.
+    """
+
+    message: dict[str, dict[str, float]] = {}
+    topic: dict[str, dict[str, float]] = {}
+    message_bytes: float = 0.0
+    topic_bytes: float = 0.0
+
+    def microseconds(self, side: str, operation: str, work: Work) -> float:
+        """What the work costs more."""
+        message = self.message.get(side, {}).get(operation, 0.0)
+        topic = self.topic.get(side, {}).get(operation, 0.0)
+        return message * work.messages + topic * work.new
+
+
+class EngineCosts(msgspec.Struct, frozen=True):
+    """
+    The costs of one engine on one machine. Times are microseconds by side.
+
+    `body_bytes`: of the bodies in the measurement; `message_bytes`, `topic_bytes`: of a waiting
+    message with such a body, and of its topic; `policy_bytes`: of a topic's own policy; `trips`,
+    `network_bytes`: round trips of a call, bytes of a message; `beat`: a heartbeat; `wait`: a call
+    by which an idle worker looks at a shard; `sample`: one of the history, for one shard.
+    """
+
+    date: str
+    machine: str
+    command: str
+    body_bytes: int
+    steps: dict[str, dict[str, Step]]
+    rules: dict[str, Rule]
+    message_bytes: float
+    topic_bytes: float
+    policy_bytes: float
+    network_bytes: dict[str, float]
+    trips: dict[str, float]
+    beat: dict[str, float]
+    beat_bytes: float
+    wait: dict[str, float]
+    wait_bytes: float
+    sample: dict[str, float]
+
+    def microseconds(
+        self, side: str, operation: str, work: Work, shares: Mapping[str, float] | None = None
+    ) -> float:
+        """
+        Processor time of an operation. `shares`: which share of the messages each rule holds for.
+        Raises UsageError for an unknown rule.
+        """
+        cost = self.steps[side][operation].microseconds(work)
+        for name, share in (shares or {}).items():
+            cost += share * self.rule(name).microseconds(side, operation, work)
+        return max(cost, 0.0)
+
+    def stored_bytes(
+        self, messages: float, topics: float, body: float, shares: Mapping[str, float] | None = None
+    ) -> float:
+        """Bytes of waiting messages, and of their topics."""
+        each, lane = self.message_bytes + body - self.body_bytes, self.topic_bytes
+        for name, share in (shares or {}).items():
+            each += share * self.rule(name).message_bytes
+            lane += share * self.rule(name).topic_bytes
+        return max(messages * each + topics * lane, 0.0)
+
+    def rule(self, name: str) -> Rule:
+        """The costs of a rule. Raises UsageError."""
+        if name not in self.rules:
+            raise UsageError(f'the costs have no rule "{name}", only {", ".join(self.rules)}')
+        return self.rules[name]
+
+
+def works(
+    *, batch: float, shards: int, topics: float, depth: float, lease_calls: float = 1.0
+) -> dict[str, Work]:
+    """
+    What each operation does for one message. `batch`: messages of one put, lease or settlement;
+    `topics`: those that have messages, over all shards; `depth`: messages that wait in each;
+    `lease_calls`: shards that a lease of a batch visits.
+    """
+    touched = shards * (1 - (1 - 1 / shards) ** min(batch, topics))
+    new, here = 1 / max(depth, 1.0), topics / shards
+    routed = 1.0 if shards > 1 else 0.0
+    put = Work(touched / batch, 1.0, min(batch, topics) / batch, new, here, routed)
+    visit = min(depth, CHUNK / 2)
+    lanes = min(batch / visit, max(here * lease_calls, 1.0)) / batch
+    lease = Work(lease_calls / batch, 1.0, lanes, new, here, routed)
+    return {"put": put, "lease": lease, "settle": lease, "forget": Work(0.0, 0.0, 0.0, new, here)}
+
+
+def fitted(works_: Sequence[Work], measured: Sequence[float]) -> Step:
+    """
+    The cost that explains the measured microseconds best, by relative squares; no part is negative.
+    """
+    rows = [
+        [quantity / cost for quantity in work.quantities]
+        for work, cost in zip(works_, measured, strict=True)
+        if cost > 0
+    ]
+    parts = [0.0] * len(Work(0, 0, 0).quantities)
+    for _ in range(5_000):  # one coordinate after the other
+        for n in range(len(parts)):
+            square = sum(row[n] ** 2 for row in rows)
+            if square:
+                rest = [
+                    1 - sum(part * value for part, value in zip(parts, row, strict=True))
+                    for row in rows
+                ]
+                slope = sum(row[n] * left for row, left in zip(rows, rest, strict=True))
+                parts[n] = max(0.0, parts[n] + slope / square)
+    return Step(*parts)
+
+
+def load(path: Path = OURS) -> dict[str, EngineCosts]:
+    """The costs in a file, by engine. Raises UsageError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, EngineCosts])
+    except OSError as error:
+        raise UsageError(f"costs {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"costs {path}: {error}; write the file with `laneway bench --costs {path}`"
+        ) from error
+
+
+def save(path: Path, engine: str, costs: EngineCosts) -> None:
+    """Write the costs of an engine; the file keeps those of other engines. Raises UsageError."""
+    kept = load(path) if path.exists() else {}
+    text = msgspec.json.format(msgspec.json.encode(kept | {engine: costs}), indent=1)
+    try:
+        path.write_bytes(text + b"\n")
+    except OSError as error:
+        raise UsageError(f"costs {path}: {error.strerror}") from error

@@ -1,0 +1,416 @@
+"""
+Measure the costs of an engine on this machine, on a store that is started for that. On Linux only.
+
+All times are processor time of this process and of the server, which other programs change less
+than rates: they only empty the caches. Each run is repeated, in turns with the others, and the
+smallest times count. Bytes and round trips are counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import platform
+import re
+import socket
+import sqlite3
+import struct
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from laneway.cli.fleet.costs import OPERATIONS, SIDES, EngineCosts, Rule, Work, fitted
+from laneway.engines import open_engine
+from laneway.engines.base import HOUSEKEEPING_LIMIT, Settings, WorkerFacts
+from laneway.history import sampling
+from laneway.message import Draft, Settlement
+from laneway.policy import Gate
+from laneway.testing.postgres_server import PostgresServer
+from laneway.testing.servers import Server, processor_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from laneway.engines.base import FullEngine
+
+BODY = b"x" * 100
+BATCH = 100
+MANY = 1_000_000
+"""A limit that is checked and holds nothing back."""
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "limits": {"rate": MANY, "burst": MANY, "concurrency": MANY},
+    "gate": {"gate": "g"},
+    "serial": {"serial": "hold"},
+    "dedupe": {"dedupe": 1},
+    "ttl": {"ttl": 3600},
+    "priority": {},
+}
+"""
+What is measured: the policy of all topics. With `serial`, `dedupe` and `priority` messages have a
+key, an id, a priority.
+"""
+
+
+class Run(NamedTuple):
+    """A run: messages over topics in turn. `rule`: several are joined by "+"."""
+
+    rule: str
+    topics: int
+    messages: int
+    batch: int = BATCH
+    shards: int = 1
+
+
+def runs(engine: str, scale: float) -> list[Run]:
+    """What is measured; `scale` 1: the usual size."""
+    few, many = max(int(8_000 * scale), 200), max(int(100_000 * scale), 400)
+    return [
+        Run("plain", 10, few),
+        Run("plain", 10, few // 4, BATCH // 10),
+        *(Run("plain", topics, few, shards=8) for topics in (few // 10, few) if engine == "valkey"),
+        Run("plain", many, many),
+        *(Run(rule, topics, few) for rule in POLICIES for topics in (few // 10, few)),
+    ]
+
+
+class Place:
+    """A store that was started for a measurement. This one is a SQLite file."""
+
+    def __init__(self, url: str, port: int = 0) -> None:
+        """`port`: of the server; 0: none."""
+        self.url, self.port = url, port
+
+    def cpu(self) -> float:
+        """Processor time of the server, in seconds."""
+        return 0.0
+
+    def size(self) -> int:
+        """Bytes that are used, of memory or of the disk."""
+        folder = Path(self.url.removeprefix("sqlite:///")).parent
+        return sum(map(_used_bytes, folder.glob("*.db")))
+
+    def trips(self) -> int:
+        """Calls of a Valkey server, waits for a PostgreSQL server."""
+        return 0
+
+    def clean(self) -> None:
+        """What a server does now and then without being asked."""
+
+
+def _used_bytes(path: Path) -> int:
+    """Bytes of a SQLite file's pages that are not free."""
+    with contextlib.closing(sqlite3.connect(path)) as raw:
+        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        pages, free, size = (
+            raw.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+    return int((pages - free) * size)
+
+
+class ValkeyPlace(Place):
+    """A Valkey server."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.url, server.port)
+        self._server = server
+
+    def cpu(self) -> float:
+        return processor_time(self._server.pid)
+
+    def size(self) -> int:
+        return int(self._server.info("used_memory"))
+
+    def trips(self) -> int:
+        found = re.search("calls=([0-9]+)", self._server.info("cmdstat_fcall"))
+        return int(found[1]) if found is not None else 0
+
+
+class PostgresPlace(Place):
+    """A PostgreSQL server without its own vacuum, which `clean` runs."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        from psycopg import connect  # an extra
+
+        super().__init__(server.url, server.port)
+        self._server = server
+        self._connection = connect(server.url, autocommit=True)
+
+    def cpu(self) -> float:
+        return self._server.cpu()
+
+    def size(self) -> int:
+        row = self._connection.execute(
+            "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c JOIN pg_namespace n"
+            " ON n.oid = relnamespace WHERE nspname LIKE 'laneway%' AND relkind = 'r'"
+        ).fetchone()
+        return int(row[0] or 0) if row is not None else 0
+
+    def trips(self) -> int:
+        from laneway.engines.postgres.pipeline import Pipeline  # an extra
+
+        return sum(each.trips for each in gc.get_objects() if isinstance(each, Pipeline))
+
+    def clean(self) -> None:
+        self._connection.execute("VACUUM")
+
+
+@contextlib.contextmanager
+def place_of(engine: str) -> Iterator[Place]:
+    """An empty store, removed with the block. Raises NoServer."""
+    if engine == "valkey":
+        with Server() as server:
+            yield ValkeyPlace(server)
+    elif engine == "postgres":
+        with PostgresServer(autovacuum="off") as postgres:
+            yield PostgresPlace(postgres)
+    else:
+        with tempfile.TemporaryDirectory(prefix="laneway-costs-") as folder:
+            yield Place(f"sqlite:///{folder}/costs.db")
+
+
+class Cost(NamedTuple):
+    """What an operation of a run cost: seconds by side, its work, bytes, and round trips."""
+
+    seconds: dict[str, float]
+    work: Work
+    network: int
+    trips: int
+
+
+class Measurement:
+    """One run, repeated on the same store in a namespace of its own."""
+
+    def __init__(self, place: Place, run: Run, number: int) -> None:
+        self.run, self._place = run, place
+        url = place.url if run.shards == 1 else f"{place.url}?shards={run.shards}"
+        self.engine = open_engine(url, Settings(namespace=f"n{number}", durability="memory"))
+        self._rules = run.rule.split("+")
+        if "gate" in self._rules:
+            self.engine.gate_set("g", Gate(MANY, MANY, MANY))
+        if policy := {k: v for rule in self._rules for k, v in POLICIES[rule].items()}:
+            self.engine.policy_set("code", "*", policy)
+        self._count = self.bytes = 0
+        self.best: dict[str, Cost] = {}
+        self.engine.put([self._draft(n) for n in range(run.batch)])  # the first calls cost more
+        while leases := self.engine.lease(run.batch).leases:
+            self.engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+
+    def _draft(self, n: int) -> Draft:
+        self._count += 1
+        return Draft(
+            f"bench.{n % self.run.topics}",
+            BODY,
+            id=f"order-{self._count}" if "dedupe" in self._rules else None,
+            key=f"k{self._count}" if "serial" in self._rules else None,
+            priority=self._count % 5 if "priority" in self._rules else 0,
+        )
+
+    def work(self, deliveries: int | None = None) -> None:
+        """Put the messages, then lease and settle them; `deliveries`: the number of these."""
+        run, engine, size = self.run, self.engine, self._place.size()
+        drafts = [self._draft(n) for n in range(run.messages)]
+        batches = [drafts[n : n + run.batch] for n in range(0, run.messages, run.batch)]
+        new = min(run.topics, run.messages)
+        with self._counted("put", batches, new):
+            for batch in batches:
+                engine.put(batch)
+        self.bytes = self.bytes or self._place.size() - size  # later rounds fill what is free
+        left = run.messages if deliveries is None else min(deliveries, run.messages)
+        new = new * left // run.messages
+        leased: list[Sequence[Any]] = []
+        with self._counted("lease", leased, new):
+            while left > 0:
+                leased.append(engine.lease(run.batch).leases)
+                left -= len(leased[-1])
+        with self._counted("settle", leased, new):
+            for leases in leased:
+                engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+
+    def forget(self) -> None:
+        """Let the topics end that have nothing; a second after `work`."""
+        new = min(self.run.topics, self.run.messages)
+        with self._counted("forget", [], new):
+            for _ in range(new // HOUSEKEEPING_LIMIT + 1):
+                self.engine.tick()
+            while self.engine.overview().topics:  # it may read all lanes
+                self.engine.tick()
+            self._place.clean()
+
+    @contextlib.contextmanager
+    def _counted(
+        self, operation: str, batches: Sequence[Sequence[Any]], new: int
+    ) -> Iterator[None]:
+        """Count what the block costs; the smallest times count."""
+        gc.collect()
+        network, trips, server = self._network(), self._place.trips(), self._place.cpu()
+        client = time.process_time()
+        yield
+        client = time.process_time() - client
+        seconds = {"client": client, "server": self._place.cpu() - server}
+        trips = self._place.trips() - trips
+        count = sum(map(len, batches))
+        is_routed = self.run.shards > 1
+        work = Work(
+            calls=trips if is_routed else len(batches),
+            messages=count,
+            lanes=sum(len({each.topic for each in batch}) for batch in batches),
+            new=new,
+            topics=self.run.topics / self.run.shards,
+            routed=count if is_routed else 0,
+        )
+        best = self.best.get(operation)
+        if best is not None:
+            seconds = {side: min(seconds[side], best.seconds[side]) for side in SIDES}
+        self.best[operation] = Cost(seconds, work, self._network() - network, trips)
+
+    def _network(self) -> int:
+        """Bytes that the sockets of this process have exchanged with the server."""
+        total = 0
+        for path in Path("/proc/self/fd").iterdir() if self._place.port else ():
+            with contextlib.suppress(OSError):
+                if path.is_socket():
+                    with socket.socket(fileno=os.dup(int(path.name))) as each:
+                        if each.getpeername()[1] == self._place.port:
+                            info = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+                            total += sum(struct.unpack_from("QQ", info, 120))
+        return total
+
+
+def measure(engine: str, command: str, *, scale: float = 1.0, rounds: int = 3) -> EngineCosts:
+    """
+    The costs of an engine on this machine. `scale`: 1 for the usual size. Raises NoServer if no
+    server program is installed.
+    """
+    with place_of(engine) as place, contextlib.ExitStack() as stack:
+        measured = [Measurement(place, run, n) for n, run in enumerate(runs(engine, scale))]
+        for each in measured:
+            stack.callback(each.engine.close)
+        for _ in range(rounds):
+            for each in measured:
+                each.work()
+            time.sleep(1.1)  # until an idle topic may be forgotten
+            for each in measured:
+                each.forget()
+        plain = [each for each in measured if each.run.rule == "plain"]
+        few, many = plain[-2:]
+        count = many.run.messages
+        message_bytes, topic_bytes = _parts(few, [each.bytes / count for each in (few, many)])
+        return EngineCosts(
+            date=time.strftime("%Y-%m-%d"),
+            machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()},"
+            f" Python {platform.python_version()}",
+            command=command,
+            body_bytes=len(BODY),
+            steps={
+                side: {
+                    operation: fitted(
+                        [each.best[operation].work for each in plain],
+                        [each.best[operation].seconds[side] * 1e6 for each in plain],
+                    )
+                    for operation in OPERATIONS
+                }
+                for side in SIDES
+            },
+            rules={
+                rule: _rule(plain[-2:], [each for each in measured if each.run.rule == rule])
+                for rule in POLICIES
+                if rule != "plain"
+            },
+            message_bytes=message_bytes,
+            topic_bytes=topic_bytes,
+            network_bytes={name: few.best[name].network / count for name in OPERATIONS},
+            trips={
+                name: few.best[name].trips / max(few.best[name].work.calls, 1)
+                for name in OPERATIONS
+            },
+            **_others(plain[0].engine, place, max(int(1_000 * scale), 20)),
+        )
+
+
+def _parts(few: Measurement, values: Sequence[float]) -> tuple[float, float]:
+    """
+    The parts of a message and of a new topic in two values for one message: of a run over few
+    topics, and of one in which each message has a topic of its own.
+    """
+    share = few.run.topics / few.run.messages
+    topic = (values[1] - values[0]) / (1 - share)
+    return values[0] - topic * share, topic
+
+
+def _rule(plain: Sequence[Measurement], ruled: Sequence[Measurement]) -> Rule:
+    """What a rule costs more, from runs over few topics and over many."""
+    message: dict[str, dict[str, float]] = {}
+    topic: dict[str, dict[str, float]] = {}
+    pairs, count = list(zip(ruled, plain, strict=True)), ruled[0].run.messages
+    for side in SIDES:
+        message[side], topic[side] = {}, {}
+        for name in OPERATIONS:
+            more = [
+                (one.best[name].seconds[side] - other.best[name].seconds[side]) / count * 1e6
+                for one, other in pairs
+            ]
+            message[side][name], topic[side][name] = _parts(ruled[0], more)
+    stored = _parts(ruled[0], [(one.bytes - other.bytes) / count for one, other in pairs])
+    return Rule(message, topic, *stored)
+
+
+def _others(engine: FullEngine, place: Place, count: int) -> dict[str, Any]:
+    """Costs that are not of messages: policies, heartbeats, idle workers, the history."""
+    sizes = [place.size()]
+    engine.policy_set_many("code", [(f"own.{n}", {"concurrency": 1 + n % 7}) for n in range(count)])
+    sizes.append(place.size())
+
+    def beat(n: int) -> None:
+        facts = WorkerFacts(
+            id=f"web{n % 100}.example.org-{n}-a1b2c3",
+            host=f"web{n % 100}.example.org",
+            pid=n,
+            program="shop",
+            version="2026.11.1",
+            laneway="0.1.0",
+            pools=["default"],
+            patterns=["laneway.ended", "laneway.open", "mail.*", "orders.*", "push.*"],
+            concurrency=100,
+        )
+        engine.beat(facts, dead_after_us=9_000_000, listed_us=20_000_000)
+
+    beats = _times(place, count, beat)
+    sizes.append(place.size())
+    listeners = [engine.work_listener() for _ in range(min(count, 50))]
+    for listener in listeners:
+        listener.poll(0.0)
+    sizes.append(place.size())
+
+    def leave_and_wait(n: int) -> None:
+        listeners[n].pause()
+        listeners[n].poll(0.0)
+
+    both = _times(place, len(listeners), leave_and_wait)
+    for listener in listeners:
+        listener.close()
+    return {
+        "policy_bytes": (sizes[1] - sizes[0]) / count,
+        "beat": beats,
+        "beat_bytes": (sizes[2] - sizes[1]) / count,
+        "wait": {side: both[side] / 2 for side in SIDES},
+        "wait_bytes": (sizes[3] - sizes[2]) / len(listeners),
+        "sample": _times(place, 20, lambda _: sampling.take(engine)),
+    }
+
+
+def _times(place: Place, times: int, call: Callable[[int], object]) -> dict[str, float]:
+    """Microseconds of a call that is repeated, by side: the best of three rounds."""
+    best = dict.fromkeys(SIDES, float("inf"))
+    for _ in range(3):
+        before = time.process_time(), place.cpu()
+        for n in range(times):
+            call(n)
+        after = time.process_time(), place.cpu()
+        for side, now, was in zip(SIDES, after, before, strict=True):
+            best[side] = min(best[side], (now - was) / times * 1e6)
+    return best

@@ -1,0 +1,100 @@
+"""`laneway bench --costs` measures, and `laneway capacity` computes from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from laneway.cli.fleet import costs, model
+from laneway.cli.fleet.costs import Step, Work
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Command
+
+LOAD = ("--topics", "1e9", "--rate", "1e7", "--workers", "1e4")
+
+
+def test_costs_of_this_machine(laneway: Command, tmp_path: Path) -> None:
+    """The file that `bench` writes is what `capacity` reads; engines that it lacks are named."""
+    path = tmp_path / "costs.json"
+    measured = laneway.json("bench", "--costs", str(path), "--size", "smoke")
+    assert set(measured["steps"]["client"]) == {"put", "lease", "settle", "forget"}
+    (plan,) = laneway.json("capacity", *LOAD, "--costs", str(path))["plans"]
+    assert plan["engine"] == "sqlite"
+    assert plan["store_cores"] > 0
+    lacking = laneway("capacity", *LOAD, "--costs", str(path), "--engine", "valkey", code=2)
+    assert "the costs have no engine valkey, only sqlite" in lacking.stderr
+
+
+def test_our_costs(laneway: Command) -> None:
+    """The table has each engine; a rule that holds for more messages costs more."""
+    shown = laneway("capacity", *LOAD).stdout
+    assert "first bottleneck" in shown
+    assert "dollars for 10^9 messages" in shown
+    assert "valkey, ten times the load: " in shown
+    plain, limited = (
+        laneway.json("capacity", *LOAD, "--engine", "valkey", *more)["plans"][0]["store_cores"]
+        for more in ((), ("--rule", "serial=0.5"))
+    )
+    assert limited > plain
+
+
+def test_prices_and_nodes(laneway: Command) -> None:
+    """Stated prices and sizes of nodes replace the usual ones."""
+    free = [f"--price={name}=0" for name in model.PRICES]
+    (plan,) = laneway.json("capacity", *LOAD, "--engine", "postgres", *free)["plans"]
+    assert plan["dollars"] == 0
+    (small,) = laneway.json("capacity", *LOAD, "--engine", "postgres", "--node", "cores=1")["plans"]
+    assert small["nodes"] > plan["nodes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--rate", "-1"), "-1.0 is not in the range 0.001<=x<=1000000000000.0"),
+        (("--topics", "1e99"), "1e+99 is not in the range"),
+        (("--workers", "nan"), "nan is not a number"),
+        (("--engine", "kafka"), "'kafka' is not one of"),
+        (("--rule", "magic=0.5"), 'the costs have no rule "magic", only limits'),
+        (("--rule", "limits"), "--rule: expected NAME=NUMBER, got 'limits'"),
+        (("--rule", "limits=7"), "--rule limits: expected a number from 0 to 1, got '7'"),
+        (("--price", "gold=3"), "--price: expected core, memory, disk, network, got gold"),
+        (("--shards", "3"), "--shards: expected a power of two, got 3"),
+        (("--costs", "absent.json"), "costs absent.json: No such file or directory"),
+        (("--costs", __file__), "write the file with `laneway bench --costs"),
+    ],
+)
+def test_wrong_input_is_one_line(laneway: Command, arguments: tuple[str, ...], words: str) -> None:
+    """What cannot be meant is refused in one line that names what can."""
+    error = laneway("capacity", *LOAD, *arguments, code=2).stderr
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_a_fit_finds_the_cost() -> None:
+    """Costs that are linear are found again, whatever the runs were."""
+    truth = Step(call=100, message=5, lane=8, new=3, growth=2)
+    runs = [
+        Work(100, 10_000, 1_000, 10),
+        Work(250, 2_500, 2_500, 10),
+        Work(100, 10_000, 10_000, 1_000),
+        Work(100, 10_000, 10_000, 10_000, 10_000),
+        Work(1_000, 100_000, 100_000, 100_000, 100_000),
+    ]
+    found = costs.fitted(runs, [truth.microseconds(work) for work in runs])
+    for work in (*runs, Work(800, 10_000, 10_000, 10_000, 1_000_000)):
+        assert found.microseconds(work) == pytest.approx(truth.microseconds(work), rel=0.02)
+
+
+def test_the_bottleneck_and_what_breaks() -> None:
+    """Many workers use up the connections of a server, which more servers do not give it."""
+    known = costs.load()
+    load = model.Load(topics=1e6, rate=1e4, workers=1e4)
+    few = model.plan("valkey", known["valkey"], model.Load(topics=1e6, rate=1e4, workers=100))
+    many = model.plan("valkey", known["valkey"], load)
+    assert few.bottleneck.name != "connections"
+    assert many.bottleneck.name == "connections"
+    assert any(each.startswith("connections: ") for each in many.breaks)
