@@ -1145,6 +1145,34 @@ class PolicyTable:
             self._layers.setdefault(pattern, {})[layer] = fields
         self._forget()
 
+    def copy(self) -> PolicyTable:
+        """The same policies; a change of one table does not change the other."""
+        copy = PolicyTable(self.tiers)
+        copy._layers = dict(self._layers)
+        return copy
+
+    def all_layers(self) -> dict[str, Layers]:
+        """Return what is set for each pattern and topic."""
+        return dict(self._layers)
+
+    def differences(self, before: PolicyTable) -> list[tuple[str, str, dict[str, Any] | None]]:
+        """
+        Return (layer, pattern, fields) that are not as in another table, sorted; None: they are no
+        longer set.
+        """
+        old, new = before._layers, self._layers
+        names = {name for name, layers in old.items() if new.get(name) is not layers}
+        names.update(name for name in new if name not in old)
+        return sorted(
+            (
+                (layer, name, self.layers(name).get(layer))
+                for name in names
+                for layer in before.layers(name).keys() | self.layers(name).keys()
+                if before.layers(name).get(layer) != self.layers(name).get(layer)
+            ),
+            key=lambda row: row[:2],
+        )
+
     def put(self, layer: str, pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """
         Set checked fields (None removes one). Returns what the pattern now sets in that layer.
@@ -1205,6 +1233,9 @@ class PolicyTable:
 
     def names_under(self, pattern: str) -> list[str]:
         """Return the pattern, and the patterns and topics in the policy table that it covers."""
+        if pattern.endswith(".*"):
+            stem = pattern[:-1]
+            return sorted({pattern, *(name for name in self._layers if name.startswith(stem))})
         return sorted({pattern, *(name for name in self._layers if matches(pattern, name))})
 
     def subscription_patterns(self) -> set[str]:

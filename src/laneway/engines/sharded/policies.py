@@ -16,9 +16,6 @@ import msgspec
 from laneway.engines.sharded.namespace import Behind, InUse, OwnChange, OwnPolicy, PolicyChange
 from laneway.engines.sharded.splitting import group, pages, rounds
 from laneway.engines.shared.policy_changes import (
-    copy_of,
-    differences,
-    layers_by_name,
     may_change_lanes,
     topic_in_use,
 )
@@ -71,7 +68,7 @@ class Policies:
             shard = int(index)
         else:
             self._namespace.reload()
-            shared = layers_by_name(self._policy_table())
+            shared = self._policy_table().all_layers()
             rows = [(name, shared[name]) for name in sorted(shared) if not is_pattern(name)]
         following, own = self._namespace.own_page(shard, cursor, limit)
         rows += own
@@ -121,7 +118,7 @@ class Policies:
         if len(changes) == 1:
             return
         self._namespace.reload()
-        policy_table = copy_of(self._policy_table())
+        policy_table = self._policy_table().copy()
         self._prefetched = self._namespace.own_policies(
             [name for name, _ in changes if not is_pattern(name) and not policy_table.layers(name)]
         )
@@ -230,7 +227,7 @@ class Policies:
         topic = None if is_pattern(names[0]) else names[0]
         while True:
             namespace.reload()
-            before, version = copy_of(self._policy_table()), namespace.routes.version
+            before, version = self._policy_table().copy(), namespace.routes.version
             after, joining = self._planned(layer, changes, before)
             leaving = self._leave(after, topic) if topic is not None else None
             if after.stored_rows() == before.stored_rows() and leaving is None:
@@ -252,7 +249,7 @@ class Policies:
                         version + 1,
                         after,
                         sorted(under),
-                        differences(before, after),
+                        after.differences(before),
                         _placed_again(names),
                         topic is not None or may_change_lanes(changes),
                     ),
@@ -277,7 +274,7 @@ class Policies:
         self, layer: str, changes: Changes, before: PolicyTable
     ) -> tuple[PolicyTable, dict[str, OwnPolicy]]:
         """The policies then, and the own policies that become shared ones."""
-        after, name = copy_of(before), changes[0][0]
+        after, name = before.copy(), changes[0][0]
         joining: dict[str, OwnPolicy] = {}
         if not is_pattern(name):
             if not before.layers(name):
@@ -376,13 +373,13 @@ class Policies:
         while True:
             namespace.reload()
             current, version = namespace.routes.policies, namespace.routes.version
-            after = copy_of(current)
+            after = current.copy()
             for name in {name for _, name, _ in change.rows}:
                 # What another process has set meanwhile stays.
                 if current.layers(name) == change.policy_table.layers(name):
                     after.add(name, before.layers(name))
             undone = PolicyChange(
-                version, version + 1, after, change.names, differences(current, after)
+                version, version + 1, after, change.names, after.differences(current)
             )
             if self._write_shared(undone, names, current):
                 namespace.routes.load(version + 1, after.stored_rows())

@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from laneway.errors import BadPolicy, TopicInUse
-from laneway.policy import PolicyTable, check_changes, gate_names
+from laneway.policy import check_changes, gate_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from laneway.policy import Layer, Layers, Resolved
+    from laneway.policy import Layer, Resolved
 
     Changes = Sequence[tuple[str, Mapping[str, Any]]]
     """(pattern or topic, its fields; None removes a field)"""
@@ -85,31 +85,3 @@ class PolicyChanges(ABC):
         """Set fields of several patterns and topics: all, or none if one is refused."""
         checked = check_changes(changes)
         return self._change_policies(layer, checked, now_us) if checked else []
-
-
-def copy_of(policy_table: PolicyTable) -> PolicyTable:
-    """The same policies, to be changed by themselves."""
-    copy = PolicyTable(policy_table.tiers)
-    copy.load(policy_table.stored_rows())
-    return copy
-
-
-def layers_by_name(policy_table: PolicyTable) -> dict[str, Layers]:
-    """What the policy table holds of each pattern and topic."""
-    layers: dict[str, Layers] = {}
-    for layer, name, fields in policy_table.stored_rows():
-        layers.setdefault(name, {})[layer] = fields
-    return layers
-
-
-def differences(
-    before: PolicyTable, after: PolicyTable
-) -> list[tuple[str, str, dict[str, Any] | None]]:
-    """(layer, pattern, fields) that have to be written, sorted; None: they have to be deleted."""
-    old = {(layer, name): fields for layer, name, fields in before.stored_rows()}
-    new = {(layer, name): fields for layer, name, fields in after.stored_rows()}
-    return [
-        (layer, name, new.get((layer, name)))
-        for layer, name in sorted(old.keys() | new.keys())
-        if old.get((layer, name)) != new.get((layer, name))
-    ]

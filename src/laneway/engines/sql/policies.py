@@ -14,8 +14,6 @@ from laneway.engines.base import HOUSEKEEPING_LIMIT
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.policy_changes import (
     changes_lanes,
-    copy_of,
-    differences,
     may_change_lanes,
     refuse_undefined_gates,
     topic_in_use,
@@ -98,10 +96,10 @@ def _change_patterns(
 ) -> None:
     """Change patterns; all are checked together, as they will be."""
     rules = tx.rules
-    before = copy_of(rules.policy_table)
+    before = rules.policy_table.copy()
     for pattern, fields in changes:
         rules.policy_table.put(layer, pattern, fields)
-    rows = differences(before, rules.policy_table)
+    rows = rules.policy_table.differences(before)
     changed = list(dict.fromkeys(pattern for _, pattern, _ in rows))
     if not changed:
         return
@@ -130,8 +128,8 @@ def write_all(tx: Transaction, change: PolicyChange) -> None:
     topics. Raises TopicInUse.
     """
     rules = tx.rules
-    before = copy_of(rules.policy_table)
-    rows = differences(before, change.policy_table)
+    before = rules.policy_table.copy()
+    rows = change.policy_table.differences(before)
     changed = list(dict.fromkeys(name for _, name, _ in rows))
     old = {
         name: before.resolve_own(name, tx.own_layers(tx.own_of(name)))
