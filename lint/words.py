@@ -22,7 +22,7 @@ THEMSELVES = ("lint/words.py", "tests/docs/test_words.py")
 # What to write instead, and the pattern that it replaces, of lower-case letters.
 PHRASES = {
     "even, too": r"also (?:if|when|where|while|after|of|for|at|by|to|with|without|those)\b"
-    r"|also(?=[.;:)])",
+    r"|also(?=[.;)])",
     "alone, separately, automatically, on its own": r"by (?:itself|themselves)\b",
     "that many, that long": r"so (?:many|long|much|often)\b(?! as)",
     "compared with, along with, during": r"besides?\b",

@@ -333,8 +333,8 @@ class Laneway:
         and a second one is refused, or takes over when the first one ends. `start`: `"all
         waiting"`: copy what the topic holds, too, up to 100,000 messages. `where`: it gets only
         messages whose headers match all of these, like `{"type": "order.*"}`. `expires`: it gets no
-        more copies after it was not used for so long. `forget_after`: it is removed, with what it
-        holds, when `subscribe` was not called for it for so long; a later call for the same topic
+        more copies after it was not used for that long. `forget_after`: it is removed, with what it
+        holds, when `subscribe` was not called for it for that long; a later call for the same topic
         with `forget_after` does that.
 
         It is a setting of the topic's policy; a second call changes it. docs/subscriptions.md tells
@@ -916,9 +916,9 @@ class Laneway:
 
         `term`: how long the holder may be out of reach before another one takes over, from 0.5 s to
         1 h. `hand_over_within`: how long a holder may take to step down. `stalled_after`: a holder
-        that has not looked at its term for so long is to step down. `zookeeper`: where the election
-        is kept, `"host:2181,host:2181/root"`; default: the store. `in_workers`: the application's
-        workers are candidates. docs/elections.md tells more.
+        that has not checked its term for that long is asked to step down. `zookeeper`: where the
+        election is kept, `"host:2181,host:2181/root"`; default: the store. `in_workers`: the
+        application's workers are candidates. docs/elections.md tells more.
 
         `election.run()`, `await election.arun()` or `election.start()` make this process a
         candidate. Without a career, the election can only be read and asked to step down. Raises

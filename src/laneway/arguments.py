@@ -71,7 +71,7 @@ def texts(call: str, option: str, value: object) -> list[str]:
     for each in found:
         if not isinstance(each, str):
             raise UsageError(
-                f"{call}: expected {option} to be a list of text, in it is {each!r:.80}"
+                f"{call}: expected {option} to be a list of text; it contains {each!r:.80}"
             )
         check_unicode(call, option, each)
     return found

@@ -104,7 +104,7 @@ def decode(body: bytes, headers: Mapping[str, str] | None) -> Any:
         return _decode(body)
     except (ValueError, RecursionError) as error:  # also text that is not UTF-8
         raise BadMessage(
-            f"the body is not JSON ({error}); publish bytes with the header {CONTENT_TYPE}: {RAW}"
+            f"the body is not JSON ({error}); publish bytes, with the header {CONTENT_TYPE}: {RAW}"
         ) from error
 
 
@@ -168,7 +168,7 @@ def draft_of(topic: str, body: Any, headers: dict[str, str] | None = None) -> Dr
     if headers is not None and headers.get(CONTENT_TYPE) == RAW:
         raise BadMessage(
             f"message to {topic}: the header {CONTENT_TYPE} says {RAW}, but the body is not"
-            " bytes; leave it out"
+            " bytes; remove the header"
         )
     return Draft(topic, encoded, headers=headers)
 
@@ -251,7 +251,7 @@ def _check_headers(topic: str, headers: object) -> None:
     if size > MAX_HEADERS_BYTES:
         raise BadMessage(
             f"message to {topic}: its headers have {size:,} bytes, at most {MAX_HEADERS_BYTES:,}"
-            " are allowed; put it into the body"
+            " are allowed; move data into the body"
         )
 
 

@@ -46,7 +46,7 @@ class StoreChoice(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         text = f"{redacted(self.url)} ({self.source})"
         if self.passed_over:
-            text += "; passed over: " + ", ".join(
+            text += "; ignored: " + ", ".join(
                 f"{redacted(url)} ({source})" for source, url in self.passed_over
             )
         return text
@@ -204,7 +204,7 @@ def refuse_unknown(call: str, unknown: Iterable[str], known: Iterable[str]) -> N
     """Raise UsageError if there are unknown options, with the option that was probably meant."""
     for name in unknown:
         known = sorted(known)
-        hint = meant(name, known) or f"; there are: {', '.join(known)}"
+        hint = meant(name, known) or f"; available: {', '.join(known)}"
         raise UsageError(f'{call}: unknown option "{name}"{hint}')
 
 

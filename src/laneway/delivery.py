@@ -345,7 +345,7 @@ def check_subscriptions(engine: FullEngine, topics: Iterable[str] | None) -> Non
     for topic in topics or ():
         base, name = split(topic) if is_copy(topic) else (topic, "")
         if name and all(each.name != name for each in engine.policy_of(base).subscriptions):
-            raise Refused(f"subscription {topic}: there is none; subscribe first")
+            raise Refused(f"subscription {topic} does not exist; subscribe first")
 
 
 def _sleep(seconds: float, interrupt: Interrupt) -> None:
@@ -472,8 +472,7 @@ def _deliveries(call: str, given: Iterable[Delivery]) -> list[Delivery]:
 def lease_lost(lease: Lease, answer: str) -> LeaseLost:
     """The error of a settle that came after the lease had ended. `answer`: the engine's."""
     ended = (
-        "the lease has ended: it was settled already, or ran out and the message went back, or the"
-        " store has lost its data"
+        "the lease has ended: it was settled already, it expired, or the store has lost its data"
     )
     why = "its topic was deleted" if answer == "gone" else ended
     return LeaseLost(

@@ -106,7 +106,7 @@ def measure(
         registry=into,
     )
     handled = prometheus.Counter(
-        "laneway_handled", "Runs of handlers, by their end", ("kind", "outcome"), registry=into
+        "laneway_handled", "Runs of handlers, by outcome", ("kind", "outcome"), registry=into
     )
     failures = prometheus.Counter(
         "laneway_failures",

@@ -512,33 +512,34 @@ FIELDS: dict[str, Field] = {
     ),
     "burst": Field(
         _integer(1, 1_000_000),
-        "most deliveries at once after a pause; default: 1 + a twentieth of the rate",
+        "maximum number of deliveries in one burst after a pause; default: 1 + a twentieth of "
+        "the rate",
         needs="rate",
         in_lua=("set_burst",),
     ),
     "concurrency": Field(
         _concurrency,
-        'most leases at once; "auto": a limit that adapts to the destination',
+        'maximum number of concurrent leases; "auto": a limit that adapts to the destination',
         effect="holds",
     ),
     "min_concurrency": Field(
-        _integer(1, 1_000_000), 'with concurrency "auto": the least limit; default 1'
+        _integer(1, 1_000_000), 'with concurrency "auto": the lowest limit; default 1'
     ),
     "max_concurrency": Field(
-        _integer(1, 1_000_000), 'with concurrency "auto": the largest limit; default 64'
+        _integer(1, 1_000_000), 'with concurrency "auto": the highest limit; default 64'
     ),
     "weight": Field(_weight, "share of the deliveries in its tier; default 1"),
     "tier": Field(_word, "service class; default: the default tier"),
     "pool": Field(_word, "pool of workers that serves the topic; default default", effect="holds"),
     "lease": Field(
         _duration(),
-        "time to settle a lease; in a worker at most its heartbeat timeout; default 60 s",
+        "time to settle a lease; in a worker, at most its heartbeat timeout; default 60 s",
         unit="duration",
     ),
     "time_limit": Field(
         _duration_or_forever,
         (
-            'the longest time that a handler may take; a worker stops it then; "forever": no limit;'
+            'the maximum time that a handler may take; a worker then stops it; "forever": no limit;'
             f" default {DEFAULT_TIME_LIMIT / 60:g} min with serial or merge, else no limit"
         ),
         unit="duration",
@@ -555,7 +556,7 @@ FIELDS: dict[str, Field] = {
     ),
     "ttl": Field(
         _duration(),
-        "how long a message may wait before it expires; default for ever",
+        "how long a message may wait before it expires; default forever",
         unit="duration",
         effect="ends",
         in_route=True,
@@ -591,7 +592,7 @@ FIELDS: dict[str, Field] = {
     ),
     "key_concurrency": Field(
         _integer(1, 1_000_000),
-        "most leases of one key at once; messages without a key are not limited",
+        "maximum number of concurrent leases of one key; messages without a key are not limited",
         effect="holds",
     ),
     "key_rate": Field(
@@ -614,7 +615,9 @@ FIELDS: dict[str, Field] = {
         in_route=True,
     ),
     "merge_limit": Field(
-        _integer(2, 100_000), 'most bodies that merge="all" collects; default 1,000', needs="merge"
+        _integer(2, 100_000),
+        'maximum number of bodies that merge="all" collects; default 1,000',
+        needs="merge",
     ),
     "window": Field(
         _duration(),
@@ -631,16 +634,18 @@ FIELDS: dict[str, Field] = {
     ),
     "edge": Field(
         _choice("trailing", "leading"),
-        "trailing: due at the window's end; leading: the first at once, then at most one a window",
+        "trailing: due at the window's end; leading: the first immediately, then at most one in "
+        "each window",
         in_lua=("leading",),
         lua_flag="leading",
     ),
     "max_body": Field(
-        units.size, "largest body; default 1 MiB", unit="bytes", in_route=True, in_lua=()
+        units.size, "maximum size of a body; default 1 MiB", unit="bytes", in_route=True, in_lua=()
     ),
     "max_cost": Field(
         _integer(1, MAX_COST),
-        "largest cost of a message; default: what its rate produces in 60 s, at least its burst",
+        "maximum cost of a message; default: what its rate produces in 60 s, but at least its "
+        "burst",
     ),
     "dedupe": Field(
         _duration_or_forever,
@@ -650,7 +655,7 @@ FIELDS: dict[str, Field] = {
     ),
     "max_backlog": Field(
         _backlog,
-        'most that may wait: a count, or a size like "10GB"',
+        'maximum number that may wait: a count, or a size like "10GB"',
         effect="holds",
         in_route=True,
         in_lua=("max_backlog", "max_backlog_bytes"),
@@ -862,7 +867,7 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if name not in FIELDS:
             near = difflib.get_close_matches(name[:80], FIELDS, n=1)
-            hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(FIELDS)}"
+            hint = f'; did you mean "{near[0]}"?' if near else f"; available: {', '.join(FIELDS)}"
             raise BadPolicy(f'policy {pattern}: unknown setting "{name:.80}"{hint}')
         if value is None:
             checked[name] = None

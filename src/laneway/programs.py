@@ -267,8 +267,8 @@ class _Replacement:
         for gate, limits in gates.items():
             if gate in others and others[gate][1] != limits:
                 raise BadPolicy(
-                    f'gate {gate}: the program "{others[gate][0]}" declares other limits of it; let'
-                    " one of them declare it, or both the same"
+                    f'gate {gate}: the program "{others[gate][0]}" declares other limits for it;'
+                    " let one of them declare it, or both the same"
                 )
 
     # Policies

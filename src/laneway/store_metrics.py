@@ -319,7 +319,7 @@ TABLE: tuple[tuple[str, str, str, tuple[str, ...], Callable[[Reading], Samples]]
     (
         "laneway_endpoint_skipped",
         "counter",
-        "Messages that their endpoint does not want",
+        "Messages of types that their endpoint does not take",
         (),
         _of_sent(lambda sent: sent.skipped),
     ),

@@ -166,7 +166,7 @@ def check_field(field: str, value: Any) -> dict[str, Any]:
     unknown = value.keys() - SETTINGS.keys()
     if unknown:
         raise BadPolicy(
-            f"unknown settings {sorted(unknown)!r:.80}; there are {', '.join(SETTINGS)}"
+            f"unknown settings {sorted(unknown)!r:.80}; available: {', '.join(SETTINGS)}"
         )
     checked = {
         name: read_setting(value[name])

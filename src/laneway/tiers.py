@@ -197,7 +197,7 @@ class TierLayers(msgspec.Struct, kw_only=True):
             for name, tier in self.in_force().items():
                 if name not in tiers and name not in self.operator and named_by(name) is not None:
                     log.warning(
-                        'tier "%s" is not declared any more and stays, because policy %s names it',
+                        'tier "%s" is no longer declared and stays, because policy %s names it',
                         name,
                         named_by(name),
                     )
@@ -272,14 +272,14 @@ def moves_lanes(before: Tiers, after: Tiers) -> bool:
 
 def unknown_default(default: str, tiers: Iterable[str]) -> str:
     """Return the text of the error about a default tier that does not exist."""
-    return f'default_tier: there is no tier "{default}"; there are: {", ".join(tiers)}'
+    return f'default_tier: there is no tier "{default}"; available: {", ".join(tiers)}'
 
 
 def share_text(tiers: Mapping[str, Tier], name: str) -> str:
     """Describe a tier's share for people: "strict", or its part of the sum."""
     tier = tiers.get(name)
     if tier is None:
-        return "no such tier any more"
+        return "this tier no longer exists"
     if tier.share == "strict":
         return "strict: before all others"
     total = sum(float(each.share) for each in tiers.values() if each.share != "strict")

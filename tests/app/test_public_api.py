@@ -169,7 +169,7 @@ WRONG_CALLS: list[tuple[Callable[[Laneway], object], str]] = [
     (lambda app: app.dead_letters.redrive(limit=-1), "redrive: expected limit"),
     (
         lambda app: app.dead_letters.drop(ids=[3]),  # type: ignore[list-item]
-        "drop_dead_letters: expected ids to be a list of text, in it is 3",
+        "drop_dead_letters: expected ids to be a list of text; it contains 3",
     ),
     (lambda app: app.lookup("a", "an-id"), "lookup: expected ids"),
     (lambda app: app.explain(3), "explain: expected the id to be text"),  # type: ignore[arg-type]
@@ -575,7 +575,7 @@ def test_policies_of_many_topics(tmp_path: Path) -> None:
         assert app.topic("push.7").policy() == {"rate": 10.0, "weight": 2.0, "retries": 1}
         with pytest.raises(BadPolicy, match=r"policy push\.1200: rate") as refused:
             app.policy_many((f"push.{n}", {"rate": -1 if n == 1200 else 6}) for n in range(1500))
-        assert "1,000 policies of earlier batches had been set" in refused.value.__notes__[0]
+        assert "1,000 policies of earlier batches were set" in refused.value.__notes__[0]
         assert app.topic("push.0").policy()["rate"] == 6
 
 
@@ -707,7 +707,7 @@ def test_errors_of_settling_twice_and_bad_publishes(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="ack: expected publish to be Messages, got"):
             delivery.ack(publish=wrong)  # type: ignore[arg-type]
     delivery.ack()
-    with pytest.raises(LeaseLost, match="it was settled already, or ran out"):
+    with pytest.raises(LeaseLost, match="it was settled already, it expired"):
         delivery.ack()
 
 

@@ -167,7 +167,7 @@ def test_run_all_ends_with_what_the_test_published(app: Laneway) -> None:
         app.topic("held").pause()
         world.run_all()
         assert world.now < START + timedelta(hours=3), "nothing that waits can become due"
-        with pytest.raises(UsageError, match="it is delayed, and nothing runs by itself"):
+        with pytest.raises(UsageError, match="it is delayed, and nothing runs on its own"):
             paused.get()
         world.later("1d")
         world.run_all()

@@ -123,8 +123,8 @@ class Dev:
 def test_a_session_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The page is up, for who uses a login that was shown; keys open it with a new login, publish and
-    show dead letters; a mistake is shown and the old code goes on; the corrected code handles;
-    Ctrl-C ends everything and gives the terminal back.
+    show dead letters; a mistake is shown and the old code keeps running; the corrected code
+    handles; Ctrl-C ends everything and gives the terminal back.
     """
     write(tmp_path, "v1")
     browser, opened = tmp_path / "browser", tmp_path / "opened"
@@ -140,7 +140,7 @@ def test_a_session_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         terminal.wait_for("is ready")
         assert f"{STORE} (the default of dev), fsync; elsewhere set LANEWAY_URL" in terminal.output
         assert (
-            "passed over: sqlite:///production.db (argument in the code), which it uses elsewhere"
+            "ignored: sqlite:///production.db (argument in the code), which it uses elsewhere"
         ) in terminal.output
         assert "push.* (deliver)" in terminal.output
         port = port_in(terminal.output)
@@ -181,7 +181,7 @@ def test_a_session_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         source = (tmp_path / "shop.py").read_text()
         replace(tmp_path / "shop.py", source + "\nnonsense()\n")
-        terminal.wait_for("the old code goes on until a file changes")
+        terminal.wait_for("the old code keeps running until a file changes")
         assert re.search(r"shop\.py\", line 19", terminal.output), terminal.output
         assert "name 'nonsense' is not defined" in terminal.output
         publish(2)

@@ -75,7 +75,7 @@ def test_switches(sink: Sink) -> None:
         ("status=x", "status: expected 200 to 599, got 'x'"),
         ("delay=nan", "delay: expected 0 to 300 seconds, got 'nan'"),
         ("delay=-1", "delay: expected 0 to 300 seconds, got '-1'"),
-        ("speed=1", "unknown switch 'speed'; there are: status, delay, close"),
+        ("speed=1", "unknown switch 'speed'; available: status, delay, close"),
     ],
 )
 def test_wrong_switches(sink: Sink, form: str, error: str) -> None:

@@ -45,7 +45,7 @@ def test_show_watch_cancel_requeue(laneway: Command) -> None:
     assert "waits again" in laneway("job", "requeue", failed.id).stdout
     assert "is not a dead letter: pending" in laneway("job", "requeue", failed.id, code=1).stderr
     assert (
-        "not over within 0.1 s; it is delayed"
+        "not finished within 0.1 s; it is delayed"
         in laneway(
             "job", "watch", waiting.id, "--topic", "task.count", "--timeout", "0.1s", code=1
         ).stderr

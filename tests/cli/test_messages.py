@@ -61,7 +61,7 @@ def test_a_wrong_line_is_named_with_what_was_published(laneway: Command, wrong: 
     stdin = b"1\n" * 4_000 + wrong + b"\n"
     result = laneway("publish", "a", "--lines", code=2, stdin=stdin)
     assert "line 4,001 is not JSON" in result.stderr
-    assert re.search(r"the first [\d,]+ messages had been answered before", result.stderr)
+    assert re.search(r"the first [\d,]+ messages were already answered", result.stderr)
     assert result.stderr.count("\n") == 1
     assert "line" not in laneway("publish", "a", code=2, stdin=wrong).stderr
 

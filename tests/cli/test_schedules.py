@@ -42,7 +42,7 @@ def test_add_list_pause_resume_remove(laneway: Command) -> None:
         "--args",
         '["week"]',
     )
-    assert again.stdout.startswith("report is already scheduled like this")
+    assert again.stdout.startswith("report is already scheduled this way")
     laneway(
         "schedules",
         "add",
@@ -71,7 +71,7 @@ def test_add_list_pause_resume_remove(laneway: Command) -> None:
     laneway("schedules", "remove", "report")
     assert [each["name"] for each in laneway.json("schedules", "list")] == ["sun"]
     assert (
-        'there is no schedule "report"; there are: sun'
+        'there is no schedule "report"; available: sun'
         in laneway("schedules", "remove", "report", code=2).stderr
     )
 

@@ -72,7 +72,7 @@ def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = Laneway("sqlite:///code.db")
     assert (
         str(app.runtime.holder.choice)
-        == "sqlite:///code.db (argument in the code); passed over: valkey://***@host (environment"
+        == "sqlite:///code.db (argument in the code); ignored: valkey://***@host (environment"
         " LANEWAY_URL), sqlite:///project.db (pyproject.toml [tool.laneway] url)"
     )
     app.runtime.use_store("sqlite:///option.db", "apart")
@@ -85,7 +85,7 @@ def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Laneway().url == "valkey://:secret@host"
     text = call("config", "show")
     assert "valkey://***@host (environment LANEWAY_URL)" in text
-    assert "passed over: sqlite:///project.db" in text
+    assert "ignored: sqlite:///project.db" in text
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
@@ -111,10 +111,10 @@ def test_the_option_stands_above_the_code(tmp_path: Path, processes: str) -> Non
     assert done.returncode == 0, done.stderr
     assert "handled 17" in done.stdout
     assert (
-        "store sqlite:///option.db (option --url); passed over: sqlite:///code.db (argument in the"
+        "store sqlite:///option.db (option --url); ignored: sqlite:///code.db (argument in the"
         " code)" in done.stderr
     )
-    assert "namespace: apart (option --namespace); passed over: default" in done.stderr
+    assert "namespace: apart (option --namespace); ignored: default" in done.stderr
 
 
 def test_the_environment_does_not_end_a_worker(
@@ -130,7 +130,7 @@ def test_the_environment_does_not_end_a_worker(
     done = run_apart(tmp_path, "worker", "shop", "--burst")
     assert "handled 17" in done.stdout
     assert (
-        "store sqlite:///code.db (argument in the code); passed over: valkey://***@host"
+        "store sqlite:///code.db (argument in the code); ignored: valkey://***@host"
         " (pyproject.toml" in done.stderr
     )
 

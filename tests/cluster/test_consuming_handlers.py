@@ -151,7 +151,7 @@ def test_exclusive_waits_with_a_warning(url: str, caplog: pytest.LogCaptureFixtu
             until(lambda: holder(app), "a holder")
             first.enter_context(worker_of(app, first_seen))
             until(
-                lambda: "and it is exclusive; this worker gets nothing" in caplog.text,
+                lambda: "and it is exclusive; this worker receives none" in caplog.text,
                 "what the test waits for",
             )
             app.publish("orders", 1)
@@ -218,7 +218,7 @@ def test_burst(url: str, caplog: pytest.LogCaptureFixture) -> None:
         app.handler("orders", subscription="audit")(lambda message: None)
         with other.topic("orders#audit").consumer():
             assert app.run_worker(burst=True).acked == 0
-        assert "consumes it; this worker leaves it out" in caplog.text
+        assert "consumes it; this worker skips it" in caplog.text
         assert app.run_worker(burst=True).acked == 3
 
 

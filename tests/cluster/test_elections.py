@@ -462,7 +462,7 @@ def test_method_that_does_not_return(
     thread.join(30)
     assert not thread.is_alive()
     assert "its holder has not handed over within 0.5 s" in caplog.text
-    assert "its method does not return; it is given up" in caplog.text
+    assert "its method does not return; it is abandoned" in caplog.text
     assert election.state().state == "free"
     ended.set()
 

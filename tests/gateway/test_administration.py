@@ -137,7 +137,7 @@ def test_wrong_values_name_what_is_expected(api: Api) -> None:
     wrong = api.problem("POST", "/v1/topics/a/messages", {"body": 1, "at": "tomorrow"})
     assert 'like "2026-11-22T14:00:00Z"' in wrong["detail"]
     wrong = api.problem("POST", "/v1/lookup")
-    assert wrong["detail"] == "body: there is none; expected JSON"
+    assert wrong["detail"] == "body: missing; expected JSON"
 
 
 def test_policies_of_subscriptions(api: Api, app: Laneway) -> None:

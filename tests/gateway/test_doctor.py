@@ -42,7 +42,7 @@ def test_findings_on_the_page(web: Browser, shop: Laneway) -> None:
     """The page begins a check and shows what it found, with what to do about it."""
     assert "Is it healthy?" in web.get("/store").words
     begun = web.submit("run_doctor", back="/store")
-    assert "It goes on in the background" in begun.words
+    assert "It continues in the background" in begun.words
     (operation,) = web.json("/v1/operations")["operations"]
     found = ended(web, operation["id"])
     assert (found["kind"], found["state"]) == ("doctor", "done")

@@ -433,7 +433,7 @@ def test_pages(web: Api, shop: Laneway) -> None:
     assert "/hello" not in web("GET", "/openapi.json").json["paths"]
     missing = visit(web, "GET", "/nothing/<b>", OPEN_PAGE)
     assert missing.status == 404
-    assert b"<h1>There is no such thing</h1>" in missing.content
+    assert b"<h1>The resource does not exist</h1>" in missing.content
     api = Api(web.port, token=text)
     assert visit(web, "GET", "/hello", {"authorization": f"Bearer {text}"}).status == 200
     api.problem("POST", "/v1/nothing", status=404)

@@ -257,7 +257,7 @@ def test_revoked_and_expired(api: Api, store: str) -> None:
     short("GET", "/v1/topics")
     assert "revoked" in run(store, "token", "revoke", token_id)
     wait_until(lambda: short.status("GET", "/v1/topics") == 401)
-    assert "none with the id" in run(store, "token", "revoke", token_id, code=1)
+    assert "no token has the id" in run(store, "token", "revoke", token_id, code=1)
     brief = with_token(api, store, "--scope", "read", "--expires", "0.001s")
     wait_until(lambda: brief.status("GET", "/v1/topics") == 401)
     assert "expired" in brief.problem("GET", "/v1/topics", status=401)["detail"]

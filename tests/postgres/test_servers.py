@@ -279,7 +279,7 @@ def test_refusals(
         move_shard(url, space, 1, "127.0.0.1:9")
     other.execute(f'CREATE SCHEMA "{schema_of(space, 1)}"')
     other.execute(f'CREATE TABLE "{schema_of(space, 1)}".setting (name text, value text)')
-    with pytest.raises(UsageError, match="exists on the new server, and it is no copy"):
+    with pytest.raises(UsageError, match="exists on the new server, and it is not the copy"):
         move_shard(url, space, 1, place(other))
     opened(server.url, namespace=f"{space}-one")
     with pytest.raises(UsageError, match="has one schema, so it has no shards"):

@@ -209,7 +209,7 @@ def test_a_message_larger_than_the_bound_passes_alone() -> None:
 
 
 def test_the_store_is_away_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    """Messages wait, in order, and are sent when the store is back; each outage is logged once."""
+    """Messages wait, in order, and are sent when the store returns; each outage is logged once."""
     store = Store()
     store.is_away = True
     buffer, reported = buffer_of(store, flush_count=1)

@@ -73,7 +73,7 @@ def test_a_bad_message_is_reported_after_the_batch_before_it() -> None:
         publish(messages(BATCH + 1, then="no message"), put)
     assert batches == [BATCH]
     assert caught.value.__notes__ == [
-        f"publish_many: the first {BATCH:,} messages had been answered before"
+        f"publish_many: the first {BATCH:,} messages were already answered"
     ]
 
 
@@ -92,5 +92,5 @@ def test_nothing_is_put_after_a_batch_that_failed(then: object) -> None:
         publish(messages(2 * BATCH + 1, then=then), put)
     assert batches == [BATCH, BATCH]
     assert caught.value.__notes__ == [
-        f"publish_many: the first {BATCH:,} messages had been answered before"
+        f"publish_many: the first {BATCH:,} messages were already answered"
     ]

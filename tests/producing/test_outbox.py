@@ -314,7 +314,7 @@ def test_tasks(app: Laneway, database: Database) -> None:
         asyncio.run(mail.adelay("b", connection=connection))  # type: ignore[call-arg]
         mail.starmap([("c",)], connection=connection)
         own.delay(connection="mine")
-        with pytest.raises(UsageError, match="a flow is stored whole"):
+        with pytest.raises(UsageError, match="a flow is stored as a whole"):
             mail.using(connection=connection, link=mail.s()).enqueue("d")
         connection.commit()
     forward(app, database)

@@ -111,7 +111,7 @@ def test_allow_list() -> None:
         ("https://acme.example:22/", "port 22"),
         ("https://acme.example:6379/", "port 6379"),
         ("https://acme.example:99999/", "Port out of range"),
-        ("http://acme.example/", "http: sends messages readably"),
+        ("http://acme.example/", "http: sends messages unencrypted"),
         ("file:///etc/passwd", "begin with https"),
         ("gopher://acme.example/", "begin with https"),
         ("https:///x", "host"),

@@ -223,7 +223,7 @@ def test_replay_that_is_refused(app: Laneway, receiver: Receiver) -> None:
         endpoint.replay("waits")
     endpoint.remove()
     for replay_some in (endpoint.replay_many, lambda: endpoint.replay("sent")):
-        with pytest.raises(Refused, match="there is none"):
+        with pytest.raises(Refused, match="does not exist"):
             replay_some()
 
 

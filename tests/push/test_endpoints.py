@@ -29,7 +29,7 @@ def test_settings_stay_until_they_are_reset(app: Laneway) -> None:
     assert app.endpoint("push.acme").secret is None
     assert app.endpoint("push.acme").remove()
     assert not app.engine.records("endpoint")
-    with pytest.raises(Refused, match="there is none"):
+    with pytest.raises(Refused, match="does not exist"):
         app.endpoint("push.acme")
 
 
@@ -52,7 +52,7 @@ def test_settings_stay_until_they_are_reset(app: Laneway) -> None:
         ({"ca": "nonsense"}, "certificate in PEM"),
         ({"ca": "-----BEGIN CERTIFICATE-----\nx"}, "no certificate in PEM that can be read"),
         ({"proxy": "socks5://x"}, "expected proxy to begin with"),
-        ({"color": 1}, 'unknown setting "color"; there are: url, secret'),
+        ({"color": 1}, 'unknown setting "color"; available: url, secret'),
         ({"ulr": "https://a.example"}, 'unknown setting "ulr"; did you mean "url"?'),
         ({"url": "nix"}, "got a text without either"),
     ],
@@ -152,7 +152,7 @@ def test_command_line(tmp_path: Path, key: str) -> None:
     assert run("load", stdin=lines).count("whsec_") == 3
     assert json.loads(run("list", "--json"))[0]["topic"] == "push.0"
     run("remove", "push.acme")
-    assert "there is none" in run("show", "push.acme", code=1)
+    assert "does not exist" in run("show", "push.acme", code=1)
     assert "http" in run("set", "push.x", "http://acme.example/", code=2)
     assert "expected NAME" in run("set", "push.x", URL, "--header", "auth s3cret", code=2)
     assert len(run("key").strip()) == 44

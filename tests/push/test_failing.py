@@ -369,7 +369,7 @@ def test_test_request(app: Laneway, receiver: Receiver) -> None:
         endpoint.test()
     app.endpoint("push.y", url=f"http://localtest.me.example:{receiver.port}/", allow_http=True)
     assert app.endpoint("push.y").test().error == "dns"
-    with pytest.raises(Refused, match="there is none"):
+    with pytest.raises(Refused, match="does not exist"):
         table.get(app.engine, "push.z")
 
 

@@ -274,7 +274,7 @@ def test_what_is_no_schedule_is_a_dead_letter(clockwork: Clockwork) -> None:
     assert world is not None
     app.publish("laneway.schedule.x", {"what": 1})
     assert world.run().died == 1
-    assert "the body is no schedule" in app.dead_letters.list()[0].reason
+    assert "the body is not a schedule" in app.dead_letters.list()[0].reason
     assert app.schedules.list() == []
 
 

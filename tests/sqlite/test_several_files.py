@@ -93,7 +93,7 @@ def test_the_number_of_files_is_fixed_and_found_again(opened: Opened, tmp_path: 
     assert len(drain(again)) == 50
     error = refusal(f"sqlite:///{tmp_path}/q?shards=8")
     assert isinstance(error, UsageError)
-    assert "was made with 4 files" in str(error)
+    assert "was created with 4 files" in str(error)
 
 
 @pytest.mark.parametrize("shards", ["0", "3", "2048", "-4", "four", "४", ""])

@@ -216,7 +216,7 @@ def test_the_message_does_not_say_how_it_is_read(app: Laneway) -> None:
     summary = app.run_worker(burst=True)
     assert (summary.acked, summary.died) == (1, 8)
     assert seen == ["json"]
-    assert all("is no call of task" in dead.reason for dead in app.dead_letters.list())
+    assert all("is not a call of task" in dead.reason for dead in app.dead_letters.list())
     with pytest.raises(
         UsageError, match="expected serializer to be one of json, msgpack, pickle, got 'yaml'"
     ):

@@ -424,7 +424,7 @@ def test_what_cannot_be_published_with_an_end_is_tried_again(
     with working(tasks.app):
         job = failing.enqueue()
         assert tasks.add.delay(1, 1).get(SOON) == 2
-        until(lambda: "cannot publish what follows" in caplog.text)
+        until(lambda: "cannot publish its follow-up" in caplog.text)
         assert not job.ready()
         tasks.app.policy("task.note", max_backlog=None, paused=False)
         with pytest.raises(ValueError, match="no:"):

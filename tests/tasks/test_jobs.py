@@ -234,7 +234,8 @@ def test_waiting_ends_with_the_time(make_app: MakeApp) -> None:
 
     job = task.delay()
     text = (
-        f'job {job.id}: not over within 0.05 s; it is pending, and no worker serves pool "default"'
+        f"job {job.id}: not finished within 0.05 s; it is pending, and no worker serves pool"
+        ' "default"'
     )
     with pytest.raises(TimeoutError, match=text):
         job.get(0.05)
@@ -610,8 +611,8 @@ def test_jobs_in_the_tests_of_a_program() -> None:
         with pytest.raises(
             UsageError,
             match=(
-                r"it is delayed, and nothing runs by itself in a virtual world; call world\.run\(\)"
-                r" first"
+                r"it is delayed, and nothing runs on its own in a virtual world; call"
+                r" world\.run\(\) first"
             ),
         ):
             job.get()
@@ -633,7 +634,7 @@ def test_a_body_of_another_program_is_reported(make_app: MakeApp) -> None:
 
     headers = {"laneway-task": task.name, "laneway-result-ttl": "60,60"}
     receipt = app.publish(str(task.delay(1).topic), ["nonsense"], headers=headers)
-    with working(app), pytest.raises(LanewayError, match="no call of task"):
+    with working(app), pytest.raises(LanewayError, match="not a call of task"):
         app.job(receipt.id).get(SOON)
 
 

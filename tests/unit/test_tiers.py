@@ -39,7 +39,7 @@ def test_default_tier_is_the_named_one_else_mid_else_the_last(
 
 
 def test_default_tier_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(BadPolicy, match='there is no tier "gold"; there are: vip, rest'):
+    with pytest.raises(BadPolicy, match='there is no tier "gold"; available: vip, rest'):
         TierLayers.new(TWO, "gold")
     with pytest.raises(BadPolicy, match='there is no tier "gold"'):
         Laneway("sqlite://", tiers={"vip": 6, "rest": 1}, default_tier="gold")
@@ -135,7 +135,7 @@ def test_lanes_move_if_a_tier_is_removed_or_the_default_changes() -> None:
     [
         ("high", "share 6 of 10"),
         ("vip", "strict: before all others"),
-        ("none", "no such tier any more"),
+        ("none", "this tier no longer exists"),
     ],
 )
 def test_share_is_described_for_people(name: str, text: str) -> None:

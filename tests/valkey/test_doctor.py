@@ -26,7 +26,7 @@ def test_what_is_not_there_is_no_ok() -> None:
     assert lines[0].startswith("ok   server: ")
     assert lines[1].startswith(
         'no   durability "fsync": not on this server: durability "fsync" needs the append-only'
-        " file; say CONFIG SET"
+        " file; run CONFIG SET"
     )
     assert lines[2].startswith('no   durability "replicated": not on this server: ')
     assert "no   namespace: " in lines[3]

@@ -56,7 +56,7 @@ def refusal(opened: Opened, url: str, **settings: object) -> LanewayError:
         ("valkey://u:secret@localhost?timeout=soon", "timeout: expected seconds"),
         ("valkey://u:secret@localhost:port", "expected a port from 1 to 65535"),
         ("valkey://u:secret@localhost/db", 'expected the number of a database, got "db"'),
-        ("valkey+cluster://localhost/3", "a cluster has database 0 only"),
+        ("valkey+cluster://localhost/3", "a cluster has only database 0"),
         ("valkey+sentinel://u:secret@localhost", "the name of the master is missing"),
         ("valkey://a:1,b:2", "write valkey\\+cluster:// or valkey\\+sentinel://"),
         ("unix://", "the path is missing"),
@@ -282,9 +282,9 @@ def test_another_number_of_shards_and_another_layout(opened: Opened) -> None:
     opened(f"{url}?shards=4", namespace="four-shards")
     assert opened(url, namespace="four-shards").capabilities.shards == 4
     error = refusal(opened, f"{url}?shards=8", namespace="four-shards")
-    assert "was made with 4 shards, the URL says 8" in str(error)
+    assert "was created with 4 shards, the URL says 8" in str(error)
     assert "laneway migrate" in str(error)
-    for layout, advice in (("1", "take another namespace"), ("99", "upgrade Laneway")):
+    for layout, advice in (("1", "use another namespace"), ("99", "upgrade Laneway")):
         server().run("HSET", "laneway:{four-shards/0}:settings", "layout", layout)
         error = refusal(opened, url, namespace="four-shards")
         assert isinstance(error, SchemaMismatch)

@@ -92,7 +92,7 @@ def test_refused_commands(app: Laneway, tmp_path: Path) -> None:
     old = commands.encode(commands.Command("drain", "x", 5))
     app.engine.record_swap("command", "silent", commands.encode(pending), old)
     assert not commands.obey(app.engine, "silent", [], None), "its time is over"
-    with pytest.raises(Refused, match="has not answered"):
+    with pytest.raises(Refused, match="did not answer"):
         admin_workers.command(app.engine, "silent", "drain", 0.1)
     store_url = f"sqlite:///{tmp_path}/laneway.db"
     result = CliRunner().invoke(main, ["-u", store_url, "drain", "none"])

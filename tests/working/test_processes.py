@@ -258,7 +258,7 @@ def test_several_processes_need_a_store_that_they_share() -> None:
     """Another process cannot use a store in memory."""
     app = Laneway("sqlite://")
     app.handler("*")(print)
-    with app, pytest.raises(UsageError, match="this process alone"):
+    with app, pytest.raises(UsageError, match="this process only"):
         app.run_worker(processes=2)
 
 

@@ -161,7 +161,7 @@ def test_subscriptions_of_a_topic(tmp_path: Path) -> None:
         assert app.topic("orders.eu").unsubscribe("tax") == 1
         assert app.subscriptions.remove("orders.*", "audit") == 1
         assert app.topic("orders.eu").subscriptions() == []
-        with pytest.raises(Refused, match=r"subscription audit of orders\.\*: there is none"):
+        with pytest.raises(Refused, match=r"subscription audit of orders\.\* does not exist"):
             app.subscriptions.remove("orders.*", "audit")
         assert app.topic("orders.eu").stats().waiting == 1
 
@@ -204,14 +204,14 @@ def test_copying_that_was_interrupted_continues(
         def put_once(drafts: list[Draft]) -> list[Receipt]:
             if next(calls):
                 return put(drafts)
-            raise EngineUnavailable("the store is away", applied=False)
+            raise EngineUnavailable("the store is unavailable", applied=False)
 
         with monkeypatch.context() as patch:
             patch.setattr(app.engine, "put", put_once)
             with pytest.raises(EngineUnavailable):
                 app.subscribe("orders.*", "audit", start="all waiting")
         (found,) = admin_subscriptions.check(app.engine)
-        assert found.detail.startswith("orders.*#audit has not got copies")
+        assert found.detail.startswith("orders.*#audit does not have copies")
         app.publish("orders.eu", "new")
         app.subscribe("orders.*", "audit", start="all waiting")
         copies = app.topic("orders.eu#audit").peek(100)
@@ -229,7 +229,7 @@ def test_copying_that_ended_before_it_declared_the_subscription(
         app.publish("orders", 1)
 
         def is_away(*_: object) -> None:
-            raise EngineUnavailable("the store is away", applied=False)
+            raise EngineUnavailable("the store is unavailable", applied=False)
 
         with monkeypatch.context() as patch:
             patch.setattr(app.runtime.holder, "set_policy", is_away)

@@ -49,7 +49,7 @@ def test_a_clock_that_is_set_back_delays_no_ready_message(
     assert sorted(each for each in seen if isinstance(each, int)) == list(range(40))
     assert app.engine.overview().waiting == 1
     (warning,) = caplog.messages
-    assert "clock is 3600 s behind the time of the store" in warning
+    assert "clock is 3600 s behind the store's time" in warning
     assert str(app.url.removeprefix("sqlite:///")) in warning
     clock.now_us += (HOUR + 120) * SECOND
     app.run_worker(burst=True)

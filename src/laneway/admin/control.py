@@ -42,7 +42,7 @@ class Control(Noun):
         """
         Return what a worker does: its messages, and the stack of each thread and coroutine.
 
-        Raises Refused if no worker has this id, or it has not answered within `timeout`.
+        Raises Refused if no worker has this id, or it did not answer within `timeout`.
         """
         return self._command("stack_dump", worker_id, timeout)
 

@@ -102,7 +102,8 @@ WHY = {
     "leased": "it is leased; `cancel` stops its handler, `release` ends a lease that nobody holds",
     "dead": "it is a dead letter",
     "free": "it is not leased",
-    "unknown": "it does not wait, is not leased and is not dead; ids of your own need their topic",
+    "unknown": "it does not wait, is not leased and is not dead; an id that you chose needs its "
+    "topic",
 }
 """Why an action is refused, by the state of the message."""
 

@@ -108,7 +108,7 @@ def set_many(engine: Admin, policies: Iterable[tuple[str, Mapping[str, Any]]]) -
         try:
             engine.policy_set_many("code", batch)
         except Exception as error:
-            error.add_note(f"policy_many: {count:,} policies of earlier batches had been set")
+            error.add_note(f"policy_many: {count:,} policies of earlier batches were set")
             raise
         count += len(batch)
     return count

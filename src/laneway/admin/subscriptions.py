@@ -207,7 +207,8 @@ def check(engine: FullEngine) -> list[Check]:
         Check(
             "subscriptions",
             ok=False,
-            detail=f"{topic} has not got copies of all messages that waited when it was declared",
+            detail=f"{topic} does not have copies of all messages that were waiting when it was "
+            f"declared",
             advice="if no program is copying them now, call subscribe again with"
             ' start="all waiting", or remove the subscription',
         )
@@ -392,7 +393,7 @@ def remove(engine: FullEngine, pattern: str, name: str) -> int:
     if record is not None:  # perhaps of a call that ended before it declared the subscription
         engine.record_swap(COPYING, key, record, None)
     elif not declaring:
-        raise Refused(f"subscription {name} of {pattern}: there is none")
+        raise Refused(f"subscription {name} of {pattern} does not exist")
     for layer in declaring:
         engine.policy_set_many(layer, [(pattern, {field: None})])
     if not is_pattern(pattern):

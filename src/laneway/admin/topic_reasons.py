@@ -370,7 +370,7 @@ def _most_handlers(holders: dict[str, TopicStats]) -> str:
         if stats.worker_time and stats.worker_time >= 0.5
     ]
     if found:
-        return f"; the most handlers run for {', '.join(found[:3])}"
+        return f"; most running handlers: {', '.join(found[:3])}"
     leased = [f"{topic} ({stats.leased:,})" for topic, stats in holders.items()]
     return f"; leases of {', '.join(leased[:3])}" if leased else ""
 
@@ -540,11 +540,12 @@ def _without_backlog(case: _Case) -> Iterator[TopicReason]:
         yield TopicReason("empty", text)
     elif stats.published:
         ended = _ended(stats.published, stats)
-        yield TopicReason("empty", f"{text}: all that was published has been {ended}")
+        yield TopicReason("empty", f"{text}: every published message has been {ended}")
     else:
         yield TopicReason(
             "empty",
-            f"{text}, and no publish is on record: all was finished, or nothing was published",
+            f"{text}, and no publish is on record: every message is finished, or none was "
+            f"published",
         )
 
 
@@ -560,12 +561,15 @@ def _of_subscriptions(case: _Case) -> Iterator[TopicReason]:
         set_by = case.set_by("own_backlog")
         if found:
             names = ", ".join(each.name for each in found[:SUBSCRIPTIONS])
-            text = f"it keeps nothing itself (own_backlog no, set {set_by}); what is published goes"
-            yield TopicReason("own_backlog", f"{text} to its subscriptions only: {names}")
+            text = (
+                f"it has no backlog of its own (own_backlog no, set {set_by}); published messages"
+            )
+            yield TopicReason("own_backlog", f"{text} go only to its subscriptions: {names}")
         else:
             yield TopicReason(
                 "own_backlog",
-                f"what is published to it is dropped: own_backlog no is set {set_by}, and it has no"
+                f"messages published to it are dropped: own_backlog no is set {set_by}, and it "
+                f"has no"
                 " subscription",
                 f"laneway policy set {case.quoted} --own-backlog yes",
             )
@@ -612,7 +616,7 @@ def _expires_again(case: _Case) -> str:
     span = duration(seconds) if seconds >= 120 else f"{seconds:g} s"
     return (
         f"; its ttl is set {case.set_by('ttl')}: once redriven, it expires again after {span}"
-        " unless it is delivered before"
+        " unless it is delivered first"
     )
 
 

@@ -57,7 +57,7 @@ class TopicWait:
             return True
         if not getattr(self._engine, "runs_by_itself", True):
             raise UsageError(
-                f"{self.call} {self._target}: nothing runs by itself in a virtual world; call"
+                f"{self.call} {self._target}: nothing runs on its own in a virtual world; call"
                 " world.run() first"
             )
         self._listener = self._engine.result_listener()

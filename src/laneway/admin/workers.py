@@ -157,9 +157,7 @@ def ping(engine: FullEngine, worker_id: str | None, timeout: float) -> dict[str,
         if worker_id in (None, worker.facts.id)
     }
     if worker_id is not None and not before:
-        raise Refused(
-            f'ping: there is no worker "{worker_id[:80]}"; `laneway workers` lists those there are'
-        )
+        raise Refused(f'ping: there is no worker "{worker_id[:80]}"; `laneway workers` lists them')
     answers: dict[str, float | None] = dict.fromkeys(before)
     began = time.monotonic()
     engine.ping(list(before))
@@ -203,8 +201,8 @@ def command(engine: FullEngine, worker_id: str, what: WorkerCommand, timeout: fl
         return commands.decode(answer).answer or ""
     engine.record_swap("command", worker_id, record, None)
     raise Refused(
-        f'worker "{worker_id[:80]}" has not answered within {timeout:g} s; nothing was changed.'
-        " One of an older version does not know commands"
+        f'worker "{worker_id[:80]}" did not answer within {timeout:g} s; nothing was changed.'
+        " Workers of older versions do not know commands"
     )
 
 
@@ -213,15 +211,14 @@ def _check_alive(engine: FullEngine, worker_id: str) -> None:
         if worker.facts.id == worker_id and worker.state != "dead":
             return
     raise Refused(
-        f'there is no worker "{worker_id[:80]}" that is alive; `laneway workers` lists those there'
-        " are"
+        f'there is no worker "{worker_id[:80]}" that is alive; `laneway workers` lists them'
     )
 
 
 def _await_answer(
     engine: FullEngine, worker_id: str, given: commands.Command, timeout: float
 ) -> bytes | None:
-    """The record of the answer; None: there was none in time."""
+    """The record of the answer, or None if none came in time."""
     deadline = time.monotonic() + timeout
     asked, pause = 0.0, MIN_LOOK_SECONDS
     while (now := time.monotonic()) < deadline:

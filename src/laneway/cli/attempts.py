@@ -78,9 +78,9 @@ _after = click.option("--after", help="Continue after the page that ended with t
 @_since
 @_until
 @click.option("--result", help="acked, retried, dead, backed_off or released.")
-@click.option("--status", help="Of HTTP, a class such as 5xx, or an error such as timeout.")
+@click.option("--status", help="An HTTP status, a class such as 5xx, or an error such as timeout.")
 @click.option("--id", "message_id", help="Of this message.")
-@click.option("--key", help="Of messages with this key.")
+@click.option("--key", help="Only of messages with this key.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=20, show_default=True)
 @_after
 @click.option("--details", is_flag=True, help="Show requests and answers.")
@@ -141,7 +141,7 @@ def _show(info: AttemptInfo) -> None:
 @_until
 @click.option("--result", type=click.Choice(["acked", "dead"]), help="Only such messages.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=1_000, show_default=True)
-@click.option("--rate", help="Messages a second, such as 10/s. [default: all at once]")
+@click.option("--rate", help="Messages per second, such as 10/s. [default: no limit]")
 @click.option("--dry-run", is_flag=True, help="Only count.")
 @_after
 @json_option
@@ -158,7 +158,7 @@ def replay(
     given = [name for name, value in options.items() if value and name != "limit"]
     if message_ids and given:
         raise click.UsageError(
-            f"--{given[0].replace('_', '-')}: expected either ids, or options of a time"
+            f"--{given[0].replace('_', '-')}: expected either ids or a time range"
         )
     has_range = options["since"] is not None or options["after"] or options["dry_run"]
     if not (message_ids or has_range):
@@ -205,4 +205,4 @@ def _tell(result: ReplayResult, *, is_dry_run: bool) -> None:
         if count:
             say(f"{count:,} {why}")
     if result.next is not None:
-        say(f"there are older ones: --after {result.next}")
+        say(f"older messages exist: --after {result.next}")

@@ -35,5 +35,5 @@ def show(session: Session, *, as_json: bool) -> None:
         return
     say(f"store      {redacted(store.url)} ({store.source})")
     for source, url in store.passed_over:
-        say(f"           passed over: {redacted(url)} ({source})")
+        say(f"           ignored: {redacted(url)} ({source})")
     say(f"namespace  {session.namespace}")

@@ -21,7 +21,7 @@ from laneway.cli.session import (
 from laneway.policy import check_topic
 from laneway.presenting import beginning, moment
 
-_topic_option = click.option("--topic", help="Only those of this topic.")
+_topic_option = click.option("--topic", help="Only dead letters of this topic.")
 _limit_option = click.option(
     "--limit", type=click.IntRange(1), help="At most this many, the oldest first."
 )
@@ -71,7 +71,7 @@ def show(session: Session, message_id: str, *, topic: str | None, as_json: bool)
     if view is None or view.state != "dead":
         exit_with(
             f"{message_id}: no dead letter has this id"
-            + ("; an id of your own needs its --topic" if topic is None else ""),
+            + ("; an id that you chose needs its --topic" if topic is None else ""),
             REFUSED,
         )
     if as_json:
@@ -98,7 +98,7 @@ Examples:
 @click.argument("ids", nargs=-1)
 @_topic_option
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
-@click.option("--rate", help="Spread them over time: 10/s.")
+@click.option("--rate", help="Redrive at this rate, such as 10/s.")
 @_limit_option
 @pass_session
 def redrive(

@@ -21,14 +21,14 @@ from laneway.cli.session import exit_with, json_option
     type=click.IntRange(0),
     default=200_000,
     show_default=True,
-    help="How many messages one merchant publishes at once.",
+    help="How many messages one merchant publishes in one burst.",
 )
 @click.option(
     "--engine",
     type=click.Choice(["sqlite", "valkey", "postgres"]),
     default="sqlite",
     show_default=True,
-    help="valkey, postgres: the demo starts a server of its own.",
+    help="valkey, postgres: the demo starts its own server.",
 )
 @click.option(
     "--durability",

@@ -19,7 +19,7 @@ from laneway.printable import redacted, without_passwords
 
 @click.command(short_help="Check the store, and repair it.")
 @click.argument("url", required=False)
-@click.option("--repair", is_flag=True, help="Repair counters and indexes that disagree.")
+@click.option("--repair", is_flag=True, help="Repair inconsistent counters and indexes.")
 @click.option(
     "--dump", is_flag=True, help="Print a full report without bodies as JSON, for a bug report."
 )

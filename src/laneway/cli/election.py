@@ -27,8 +27,8 @@ zookeeper_option = click.option(
     envvar="LANEWAY_ZOOKEEPER",
     metavar="HOSTS/ROOT",
     help=(
-        "The elections that ZooKeeper keeps, like zk1:2181,zk2:2181/laneway."
-        " [default: $LANEWAY_ZOOKEEPER, else those of the store]"
+        "The elections stored in ZooKeeper, like zk1:2181,zk2:2181/laneway."
+        " [default: $LANEWAY_ZOOKEEPER, else those in the store]"
     ),
 )
 
@@ -46,7 +46,7 @@ def election() -> None:
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="The most elections to list.",
+    help="Maximum number of elections to list.",
 )
 @click.option("--after", help="Continue after this name.")
 @zookeeper_option
@@ -136,7 +136,7 @@ def _known(session: Session, name: str, zookeeper: str | None) -> Election:
     found = _find(session, name, zookeeper)
     if found.state().number == 0:
         exit_with(
-            f'there is no election "{name}"; `laneway election list` lists those there are',
+            f'there is no election "{name}"; `laneway election list` lists them',
             REFUSED,
         )
     return found

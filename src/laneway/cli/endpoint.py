@@ -51,19 +51,23 @@ def endpoint() -> None:
 @click.option("--event", "events", multiple=True, help="Only these event types; may be repeated.")
 @click.option("--header", "headers", multiple=True, help="'NAME: VALUE'; may be repeated.")
 @click.option("--content", help="body, standard, cloudevents or cloudevents-binary.")
-@click.option("--template", help="JSON whose texts like $.order are replaced by the body's fields.")
+@click.option(
+    "--template", help="JSON in which texts like $.order are replaced by the body's fields."
+)
 @click.option("--dead-on", type=int, multiple=True, help="HTTP statuses that are final.")
-@click.option("--description", help="What it is for.")
+@click.option("--description", help="A description.")
 @click.option("--proxy", help="A proxy for its requests.")
 @click.option("--ca", type=click.File(), help="A file with the certificate to trust, in PEM.")
 @click.option("--method", help="POST, PUT or PATCH. [default: POST]")
 @click.option("--http2", help="auto or never. [default: auto]")
-@click.option("--log", help="failures, sample or all: what the delivery log has. [default: sample]")
+@click.option(
+    "--log", help="What the delivery log records: failures, sample or all. [default: sample]"
+)
 @click.option("--metadata", multiple=True, help="'NAME=VALUE'; may be repeated.")
-@click.option("--allow-private/--no-allow-private", default=None, help="Reach any address.")
-@click.option("--allow-http/--no-allow-http", default=None, help="Accept a URL without TLS.")
-@click.option("--verify-tls/--no-verify-tls", default=None, help="Check its certificate.")
-@click.option("--duplicate-ok/--no-duplicate-ok", default=None, help="A 409 is a success.")
+@click.option("--allow-private/--no-allow-private", default=None, help="Allow private addresses.")
+@click.option("--allow-http/--no-allow-http", default=None, help="Allow a URL without TLS.")
+@click.option("--verify-tls/--no-verify-tls", default=None, help="Verify its certificate.")
+@click.option("--duplicate-ok/--no-duplicate-ok", default=None, help="Treat HTTP 409 as success.")
 @click.option("--topic-header/--no-topic-header", default=None, help="Send webhook-topic.")
 @click.option(
     "--ed25519", is_flag=True, help="Sign with a new ed25519 key, and show its public key."
@@ -71,7 +75,12 @@ def endpoint() -> None:
 @click.option(
     "--secret-file", type=click.File(), help="Use the secret in this file (- for standard input)."
 )
-@click.option("--reset", multiple=True, metavar="SETTING", help="Back to the default.")
+@click.option(
+    "--reset",
+    multiple=True,
+    metavar="SETTING",
+    help="Restore the default of this setting; may be repeated.",
+)
 @json_option
 @pass_session
 def set_(session: Session, /, topic: str, *, as_json: bool, **given: Any) -> None:
@@ -280,7 +289,7 @@ def remove(session: Session, topic: str) -> None:
     """Remove an endpoint. Its topic's messages stay, and wait."""
     with session.app() as app:
         was_there = app.endpoint(topic).remove()
-    say(f"endpoint {topic} is removed" if was_there else f"endpoint {topic}: there was none")
+    say(f"endpoint {topic} is removed" if was_there else f"endpoint {topic} did not exist")
 
 
 endpoint.add_command(attempts)

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  laneway explain push.acme                     why does the topic stand still?
+  laneway explain push.acme                     why is nothing delivered?
   laneway explain 4aefe1-660da8564b05           a message by its generated id
   laneway explain order-42 --topic push.acme    by an id of your own
 """
 
 
 @click.command(
-    short_help="Explain why a topic stands still, or what a message waits for.", epilog=EXAMPLES
+    short_help="Explain why a topic delivers nothing, or what a message waits for.", epilog=EXAMPLES
 )
 @click.argument("name", metavar="TOPIC|MESSAGE_ID")
-@click.option("--topic", help="The message's topic; needed for ids of your own.")
+@click.option("--topic", help="The message's topic; needed for an id that you chose.")
 @json_option
 @pass_session
 def explain(session: Session, name: str, *, topic: str | None, as_json: bool) -> None:
@@ -58,9 +58,9 @@ def explain(session: Session, name: str, *, topic: str | None, as_json: bool) ->
             explanation.reasons = [f'several topics are named "{name}": {names}']
         elif explanation.state == "unknown":
             text = (
-                f'no message has the id "{name}", and nothing waits, runs or is dead in a topic'
-                " of this name: all was finished, or nothing was published here; an id of your own"
-                " needs its --topic"
+                f'no message has the id "{name}", and no topic of this name has messages: they'
+                " are finished, or none was published; an id that you chose needs its"
+                " --topic"
             )
             explanation.reasons = [text]
     _show_message(explanation, as_json=as_json)

@@ -46,13 +46,14 @@ def list_gates(session: Session, *, as_json: bool) -> None:
 @click.option(
     "--burst",
     type=int,
-    help="Deliveries at once after a pause; default: 1 + a twentieth of the rate.",
+    help="Deliveries in one burst after a pause; default: 1 + a twentieth of the rate.",
 )
-@click.option("--concurrency", type=int, help="The most leases at once.")
+@click.option("--concurrency", type=int, help="Maximum number of concurrent leases.")
 @click.option(
     "--max-cost",
     type=int,
-    help="Largest cost of a message; default: what the rate produces in 60 s, at least its burst.",
+    help="Maximum cost of a message; default: what the rate produces in 60 s, but at least the "
+    "burst.",
 )
 @pass_session
 def set_gate(
@@ -68,7 +69,7 @@ def set_gate(
     from laneway.policy import Gate
 
     if rate is None and concurrency is None:
-        raise click.UsageError("a gate limits something: give --rate, --concurrency or both")
+        raise click.UsageError("a gate needs a limit: give --rate, --concurrency or both")
     session.engine(create=True).gate_set(
         name, Gate.of(name, rate, burst, concurrency, max_cost), layer="operator"
     )

@@ -32,7 +32,7 @@ Examples:
 """
 
 
-@click.command(short_help="Show what came in and went out, and where it leads.", epilog=EXAMPLES)
+@click.command(short_help="Show inflow and outflow, with a forecast.", epilog=EXAMPLES)
 @click.argument("pattern", default="*")
 @click.option("--tier", help="Only this tier.")
 @click.option("--last", default="1h", show_default=True, help="How far back, at most 60d.")
@@ -47,10 +47,14 @@ Examples:
     help="A row for each interval, for each tier and pattern, or for each class of waiting times.",
 )
 @click.option("--max-backlog", type=click.IntRange(1), help="The limit of the namespace, if any.")
-@click.option("--full-within", metavar="DURATION", help="Alarm: a backlog is full so soon.")
-@click.option("--drain-over", metavar="DURATION", help="Alarm: draining takes longer.")
-@click.option("--oldest-over", metavar="DURATION", help="Alarm: a message waits longer.")
-@click.option("--waiting-over", type=click.IntRange(0), metavar="COUNT", help="Alarm: more wait.")
+@click.option(
+    "--full-within", metavar="DURATION", help="Alarm if a backlog is full within this time."
+)
+@click.option("--drain-over", metavar="DURATION", help="Alarm if draining takes longer.")
+@click.option("--oldest-over", metavar="DURATION", help="Alarm if a message waits longer.")
+@click.option(
+    "--waiting-over", type=click.IntRange(0), metavar="COUNT", help="Alarm if more messages wait."
+)
 @json_option
 @pass_session
 def history(

@@ -148,7 +148,7 @@ class Commands(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(COMMANDS)}"
+            hint = f'did you mean "{near[0]}"?' if near else f"available: {', '.join(COMMANDS)}"
             raise click.UsageError(f'there is no command "{args[0]}"; {hint}', ctx) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

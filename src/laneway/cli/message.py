@@ -21,7 +21,7 @@ DONE = {
     "released": "waits again; its holder can no longer settle it",
 }
 
-_topic = click.option("--topic", help="Of the message; needed for ids of your own.")
+_topic = click.option("--topic", help="The message's topic; needed for an id that you chose.")
 
 
 @click.group()
@@ -41,7 +41,7 @@ def retry(session: Session, message_id: str, *, topic: str | None) -> None:
 @message.command()
 @click.argument("message_id", metavar="ID")
 @_topic
-@click.option("--reason", help="Kept with the dead letter.")
+@click.option("--reason", help="The reason, stored with the dead letter.")
 @pass_session
 def dead(session: Session, message_id: str, *, topic: str | None, reason: str | None) -> None:
     """Make a waiting message a dead letter."""
@@ -109,4 +109,7 @@ def back_off(session: Session, topic: str, duration: str) -> None:
     if handle.back_off(duration):
         say(f"{topic} backs off" if units.seconds(duration) else f"{topic} no longer backs off")
     else:
-        say(f"nothing waits in {topic}, so it does not back off; `laneway pause` also holds later")
+        say(
+            f"nothing waits in {topic}, so it does not back off; `laneway pause` also holds "
+            f"future messages"
+        )

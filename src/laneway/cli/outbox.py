@@ -53,12 +53,12 @@ def status(session: Session, database: str, *, as_json: bool) -> None:
     if held.error is not None:
         say(f"  last error  {held.error}")
     if held.rejected:
-        say(f"  rejected    {held.rejected:,}; the column reason of laneway_outbox has why")
+        say(f"  rejected    {held.rejected:,}; the column reason of laneway_outbox has the reasons")
 
 
 @outbox.command()
 @click.argument("database")
-@click.option("--drain", is_flag=True, help="End when nothing waits.")
+@click.option("--drain", is_flag=True, help="Exit when no message waits.")
 @pass_session
 def forward(session: Session, database: str, *, drain: bool) -> None:
     """

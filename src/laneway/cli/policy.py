@@ -63,7 +63,7 @@ def policy() -> None:
     type=click.IntRange(1),
     default=1000,
     show_default=True,
-    help="The most policies to list; patterns come first, then topics.",
+    help="Maximum number of policies to list; patterns come first, then topics.",
 )
 @json_option
 @pass_session
@@ -118,7 +118,7 @@ def _whose(found: Mapping[str, str | None]) -> str:
 @policy.command("show", epilog="Example: laneway policy show push.acme --set")
 @click.argument("topic")
 @click.option(
-    "--set", "only_set", is_flag=True, help="Only settings that somebody has set, without defaults."
+    "--set", "only_set", is_flag=True, help="Only settings that were set, without defaults."
 )
 @click.option("--why", is_flag=True, hidden=True, expose_value=False, help="Always shown.")
 @json_option
@@ -163,7 +163,7 @@ def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None
                     f"{layer} {pattern}{_whose(sources.get(name, {}))}".strip(),
                 )
             )
-    table(("setting", "value", "set by"), rows, empty=f"nobody has set anything for {topic}")
+    table(("setting", "value", "set by"), rows, empty=f"nothing is set for {topic}")
 
 
 def _source_of(
@@ -209,7 +209,7 @@ def set_policy(
     type=click.Choice(("operator", "code")),
     default="operator",
     show_default=True,
-    help="code: remove what programs set at run time; what their code declares holds again.",
+    help="code: remove what programs set at run time; what their code declares applies again.",
 )
 @pass_session
 def reset(session: Session, pattern: str, *, layer: Layer) -> None:

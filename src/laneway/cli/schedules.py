@@ -25,7 +25,7 @@ def schedules() -> None:
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="The most schedules to list.",
+    help="Maximum number of schedules to list.",
 )
 @click.option("--after", help="Continue after this name.")
 @json_option
@@ -76,7 +76,7 @@ def list_schedules(session: Session, *, limit: int, after: str | None, as_json: 
     type=click.Choice(("skip", "one", "all")),
     default="one",
     show_default=True,
-    help="What happens with firings that were missed.",
+    help="What to do with missed firings.",
 )
 @click.option(
     "--spread",
@@ -137,8 +137,8 @@ def add(
     )
     planned = schedule_store.find(session.engine(), name)
     if planned is None:
-        raise click.UsageError(f"{name} never fires: {when.text()} is past")
-    outcome = "is scheduled" if is_new else "is already scheduled like this"
+        raise click.UsageError(f"{name} never fires: {when.text()} is in the past")
+    outcome = "is scheduled" if is_new else "is already scheduled this way"
     say(f"{name} {outcome}: {when.text()}, next at {planned.next_at.isoformat(' ', 'seconds')}")
 
 
@@ -204,7 +204,7 @@ def _there(session: Session, name: str) -> None:
     if schedule_store.find(session.engine(), name) is None:
         known = [each.name for each in schedule_store.planned(session.engine(), 20)]
         raise click.UsageError(
-            f'there is no schedule "{name}"; there are: {", ".join(known) or "none"}'
+            f'there is no schedule "{name}"; available: {", ".join(known) or "none"}'
         )
 
 

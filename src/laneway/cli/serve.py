@@ -28,43 +28,51 @@ Examples:
     "--bind",
     default="127.0.0.1:7878",
     show_default=True,
-    help="The address, HOST:PORT; port 0: any free one.",
+    help="The address, HOST:PORT; port 0 picks a free one.",
 )
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Let every client do everything without a token, also from other machines.",
+    help="Let every client do everything without a token, even from other machines.",
 )
 @click.option(
     "--no-login",
     is_flag=True,
-    help="Until there is a token, answer all users of this machine without a login.",
+    help="Until a token exists, accept all users of this machine without a login.",
 )
 @click.option("--root-path", default="", help="The prefix under which a proxy serves the API.")
 @click.option(
     "--trusted-proxy",
     multiple=True,
     metavar="ADDRESS",
-    help="Believe X-Forwarded-… headers of this address or network; may be repeated.",
+    help="Trust X-Forwarded-… headers from this address or network; may be repeated.",
 )
-@click.option("--tls-certificate", type=click.Path(dir_okay=False), help="PEM file; HTTPS.")
-@click.option("--tls-key", type=click.Path(dir_okay=False), help="PEM file of its private key.")
+@click.option(
+    "--tls-certificate",
+    type=click.Path(dir_okay=False),
+    help="Serve HTTPS with the certificate in this PEM file.",
+)
+@click.option(
+    "--tls-key",
+    type=click.Path(dir_okay=False),
+    help="The PEM file with the certificate's private key.",
+)
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False),
-    help="Accept the token of this file for everything; without the file, create both.",
+    help="Accept the token in this file for everything; create both if the file is missing.",
 )
 @click.option(
     "--cors-origin",
     multiple=True,
     metavar="ORIGIN",
-    help="Let pages of this origin send requests with a token; may be repeated.",
+    help="Let pages from this origin send requests with a token; may be repeated.",
 )
 @click.option(
     "--embed-origin",
     multiple=True,
     metavar="ORIGIN",
-    help="Let pages of this origin show the dashboard in a frame; may be repeated.",
+    help="Let pages from this origin show the dashboard in a frame; may be repeated.",
 )
 @click.option(
     "--namespace-link",

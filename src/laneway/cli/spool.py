@@ -47,7 +47,7 @@ def status(_: Session, path: str, *, as_json: bool) -> None:
     if held.oldest_at is not None:
         say(f"  oldest      published {duration(max(0.0, time.time() - held.oldest_at))} ago")
     if held.unclear:
-        say(f"  unclear     {held.unclear} may have been sent already; they are sent again")
+        say(f"  unclear     {held.unclear} may have been sent already; they will be sent again")
     say(f"  forwarder   {'none runs' if held.forwarder is None else f'process {held.forwarder}'}")
     if held.error is not None:
         say(f"  last error  {held.error}")

@@ -111,7 +111,7 @@ def where_in_words(where: Where) -> str:
     type=click.Choice(get_args(Start)),
     default="now",
     show_default=True,
-    help='What it gets first; "all waiting": also copies of what waits in its topics now.',
+    help='Where it starts; "all waiting" copies the messages that wait in its topics now.',
 )
 @click.option(
     "--where",
@@ -125,7 +125,7 @@ def where_in_words(where: Where) -> str:
 @click.option(
     "--expires",
     metavar="DURATION",
-    help="It gets no more copies after so long without use, like 7d. [default: never]",
+    help="Stop copying to it after this long without use, like 7d. [default: never]",
 )
 @pass_session
 def add(
@@ -189,7 +189,7 @@ def remove(session: Session, pattern: str, name: str) -> None:
 
     count = subscriptions.remove(session.engine(), pattern, name)
     removed = f"{_messages_were(count, 'message')} removed"
-    say(f"{pattern} has no subscription {name} any more; {removed}")
+    say(f"{pattern} no longer has the subscription {name}; {removed}")
 
 
 def _messages_were(count: int, one: str) -> str:

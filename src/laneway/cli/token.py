@@ -31,8 +31,8 @@ def token() -> None:
 @click.option(
     "--topic", multiple=True, help="Only topics of this pattern; may be repeated. [default: all]"
 )
-@click.option("--expires", help="After how long, such as 90d. [default: never]")
-@click.option("--rate", help="Requests a second, such as 100/s. [default: no limit]")
+@click.option("--expires", help="When it expires, such as 90d from now. [default: never]")
+@click.option("--rate", help="Requests per second, such as 100/s. [default: no limit]")
 @json_option
 @pass_session
 def create(

@@ -58,7 +58,7 @@ WIDE = 160
     "--history",
     "with_history",
     is_flag=True,
-    help="Also show inflow and outflow by pattern in the last hour, and where they lead.",
+    help="Also show inflow and outflow by pattern in the last hour, with a forecast.",
 )
 @json_option
 @pass_session

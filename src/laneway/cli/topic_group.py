@@ -38,9 +38,11 @@ def list_topic_groups(session: Session, *, as_json: bool) -> None:
 @click.option(
     "--burst",
     type=int,
-    help="Deliveries at once after a pause; default: 1 + a twentieth of the rate.",
+    help="Deliveries in one burst after a pause; default: 1 + a twentieth of the rate.",
 )
-@click.option("--concurrency", type=int, help="The most leases at once of all its topics.")
+@click.option(
+    "--concurrency", type=int, help="Maximum number of concurrent leases of all its topics."
+)
 @pass_session
 def set_topic_group(
     session: Session,

@@ -35,7 +35,7 @@ Examples:
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="The most handlers at once in each process.",
+    help="Maximum number of concurrent handlers in each process.",
 )
 @click.option(
     "--processes",
@@ -82,7 +82,7 @@ Examples:
 @click.option(
     "--traceback/--no-traceback",
     default=None,
-    help="Log tracebacks also of attempts that will be retried. [default: on a terminal]",
+    help="Log tracebacks even of attempts that will be retried. [default: on a terminal]",
 )
 @pass_session
 def worker(
@@ -143,7 +143,7 @@ def _use_store(session: Session, app: Laneway) -> None:
     )
     if namespace is not None:
         log.warning(
-            "namespace: %s (option --namespace); passed over: %s (argument in the code)",
+            "namespace: %s (option --namespace); ignored: %s (argument in the code)",
             namespace,
             app.namespace,
         )

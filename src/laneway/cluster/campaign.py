@@ -282,8 +282,8 @@ class Campaign:
                     await asyncio.sleep(END_TRIES_SECONDS)
                     continue
                 log.warning(
-                    "election %s: the store was not told that term %d has ended (%s); it runs out"
-                    " by itself",
+                    "election %s: the store was not told that term %d has ended (%s); it expires"
+                    " on its own",
                     self._name,
                     term.number,
                     without_passwords(str(error)),

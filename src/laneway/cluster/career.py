@@ -139,7 +139,7 @@ class CareerRunner:
                 if self._is_stopping() and not running.done():
                     log.warning(
                         "election %s: term %d is lost and this candidate is stopped, but its"
-                        " method does not return; it is given up",
+                        " method does not return; it is abandoned",
                         self._term.name,
                         self._term.number,
                     )

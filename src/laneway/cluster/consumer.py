@@ -60,7 +60,7 @@ def _kind_of_pattern(engine: FullEngine, pattern: str, name: str) -> Kind:
         subscriptions.FIELD + name in table.layers(pattern).get(layer, {})
         for layer in ("operator", "code")
     ):
-        raise Refused(f"subscription {topic}: there is none; subscribe first")
+        raise Refused(f"subscription {topic} does not exist; subscribe first")
     raise UsageError(
         f"subscription {topic}: it is shared, so it needs no consumer; use a handler with"
         f' subscription="{name}"'
@@ -209,7 +209,7 @@ class Consumer:
             return kind
         kinds = {each.name: each.kind for each in engine.policy_of(base).subscriptions}
         if name not in kinds:
-            raise Refused(f"subscription {self.topic}: there is none; subscribe first")
+            raise Refused(f"subscription {self.topic} does not exist; subscribe first")
         if kinds[name] == "shared":
             raise UsageError(
                 f"subscription {self.topic}: it is shared, so it needs no consumer; use"

@@ -115,7 +115,7 @@ class TermRenewal:
         if self._is_over.is_set():
             return
         if renewal is None:
-            term.lose("the store says that it has ended")
+            term.lose("the store reports that it has ended")
             return
         self._failed = False
         term.renewed(sent + renewal.left - times.margin)
@@ -164,6 +164,6 @@ class TermRenewal:
                 self._change.set()
                 return
             if stalled is not None and now - term.looked > stalled:
-                self.step_down(f"its holder has not looked at its term for {stalled:g} s")
+                self.step_down(f"its holder has not checked its term for {stalled:g} s")
                 stalled = None
             self._is_over.wait(min(left, WATCH_SECONDS))

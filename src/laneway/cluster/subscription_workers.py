@@ -154,7 +154,7 @@ class SubscriptionWorkers:
                 self._reported.add(topic)
                 log.warning(
                     "subscription %s: it has one consumer for all its topics, and this worker has"
-                    " handlers for %s only; it gets nothing of it",
+                    " handlers for %s only; it receives none of its messages",
                     topic,
                     ", ".join(parts),
                 )
@@ -188,11 +188,11 @@ class SubscriptionWorkers:
 
     def _report(self, topic: str, kind: str, holder: str) -> None:
         if self._options.burst:
-            log.warning("subscription %s: %s consumes it; this worker leaves it out", topic, holder)
+            log.warning("subscription %s: %s consumes it; this worker skips it", topic, holder)
         elif kind == "exclusive":
             log.warning(
-                "subscription %s: %s consumes it, and it is exclusive; this worker gets nothing of"
-                " it until that one ends",
+                "subscription %s: %s consumes it, and it is exclusive; this worker receives none"
+                " of its messages until that consumer ends",
                 topic,
                 holder,
             )

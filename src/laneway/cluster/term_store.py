@@ -39,7 +39,7 @@ class ElectionState(msgspec.Struct, frozen=True, kw_only=True):
     """
     An election as the store knows it.
 
-    - `number`: of the present term, or of the last one; 0: there was none.
+    - `number`: of the current term, or of the last one; 0 before the first term.
     - `state`: `"held"`; `"stepping down"`: the holder was asked to, or does so by itself; `"free"`.
     - `holder`: host and process id of the holder, like `"web-3:4711"`. None: nobody.
     - `candidate`: the holder's id, which differs between all candidates.

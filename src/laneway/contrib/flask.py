@@ -72,7 +72,7 @@ def _commands() -> AppGroup:
     group = AppGroup("laneway", short_help="Handle messages.")
 
     @group.command("worker")
-    @click.option("-c", "--concurrency", type=int, help="The maximum of concurrent handlers.")
+    @click.option("-c", "--concurrency", type=int, help="Maximum number of concurrent handlers.")
     @click.option("--processes", type=int, help="Worker processes under a supervisor.")
     @click.option("--pool", help="The pool to serve.")
     @click.option("--topics", help="Serve only these topics, strictly in this order: high,low.")

@@ -123,7 +123,7 @@ def report(engine: FullEngine, seen: Seen, took: float) -> dict[str, Any]:
         "shares of the tiers, while all had work": _shares(phases[SHARING])[0],
         "limits": {
             f"{BEST_SELLER}: most starts in one second": _starts(handled)[1],
-            "any limited merchant: most at once": (
+            "any limited merchant: most concurrent": (
                 f"{_together(handled)} (concurrency {CONCURRENCY})"
             ),
         },
@@ -190,7 +190,7 @@ def percentile(ordered: Sequence[float], part: float) -> float:
 
 
 def _quiet(seen: Seen) -> Promise:
-    name = f"the others do not notice the flood: p99 at most {QUIET_FACTOR:g} times as high"
+    name = f"the other merchants do not notice the flood: p99 grows {QUIET_FACTOR:g}-fold at most"
     if DURING not in seen.phases:
         return Promise(name)
     quiet = quiet_only(seen.handled)

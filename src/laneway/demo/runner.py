@@ -256,7 +256,7 @@ class _Play:
         )
         self._phase(
             ARRIVING,
-            f"one merchant publishes {self._flood:,} messages at once",
+            f"one merchant publishes {self._flood:,} messages in one burst",
             0.02,
             self._publish_flood,
         )

@@ -55,9 +55,9 @@ VERSIONS = ("1.1", "1.0")
 HEADER_LINE = len(b": \r\n")
 """What a header has beside its name and value."""
 
-_NOT_HTTP = refusal("bad-request", "what arrived is not HTTP/1.1")
+_NOT_HTTP = refusal("bad-request", "the request is not HTTP/1.1")
 _NO_HOST = refusal("bad-request", "expected one Host header")
-_NO_TUNNEL = refusal("method-not-allowed", "the gateway is no proxy")
+_NO_TUNNEL = refusal("method-not-allowed", "the gateway is not a proxy")
 _HEAD_TOO_LARGE = refusal("header-too-large", f"the head has more than {MAX_HEAD:,} bytes")
 
 

@@ -160,7 +160,7 @@ class StaticFiles:
     def url(self, name: str) -> str:
         """The path of a file, such as `vendor/htmx.min.js`, without the mount point."""
         if name not in self._names:
-            raise KeyError(f"{name}: there is no such file; there are: {sorted(self._names)}")
+            raise KeyError(f"{name}: there is no such file; available: {sorted(self._names)}")
         return f"{self._path}/{name}"
 
 

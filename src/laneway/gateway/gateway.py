@@ -348,7 +348,7 @@ async def _decoded(request: Request, route: Route) -> Any:
         return route.body.decode(content)
     except problems.DECODE_ERRORS as error:
         if not content:
-            raise Problem("bad-request", "body: there is none; expected JSON") from None
+            raise Problem("bad-request", "body: missing; expected JSON") from None
         raise problems.invalid(error, route.reads, "body", content) from None
 
 
@@ -364,7 +364,7 @@ async def _form(request: Request, kind: type[msgspec.Struct], caller: Caller) ->
     fields: dict[str, Any] = {}
     for name, found in values.items():
         if name not in lists and len(found) > 1:
-            raise Problem("bad-request", f"form: {name:.80} comes twice; give it once")
+            raise Problem("bad-request", f"form: {name:.80}: given twice; give it once")
         fields[name] = found if name in lists else found[0]
     try:
         return msgspec.convert(fields, kind, strict=False)

@@ -228,7 +228,7 @@ class Request:
         if value is None:
             return None
         if self.count(name) > 1:
-            raise Problem("bad-request", f"header {name.decode()}: it comes twice; give it once")
+            raise Problem("bad-request", f"header {name.decode()}: given twice; give it once")
         return decoded(name, value)
 
     def count(self, name: bytes) -> int:
@@ -399,7 +399,7 @@ class Request:
                     "stopping", "the gateway is stopping; send the rest to another one"
                 ) from None
             raise Problem(
-                "request-timeout", f"nothing arrived of the request for {IDLE_SECONDS:g} s"
+                "request-timeout", f"no part of the request arrived for {IDLE_SECONDS:g} s"
             ) from None
         finally:
             self._limit = None
@@ -630,7 +630,7 @@ def _query_of(query: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in _pairs(query, MAX_QUERY_FIELDS, "query"):
         if name in found:
-            raise Problem("bad-request", f"query: {name:.80} comes twice; give it once")
+            raise Problem("bad-request", f"query: {name:.80}: given twice; give it once")
         found[name] = value
     return found
 
@@ -638,6 +638,6 @@ def _query_of(query: bytes) -> dict[str, str]:
 def _too_large(limit: int) -> Problem:
     return Problem(
         "too-large",
-        f"the request has more than {limit:,} bytes; send less at once, or lines of"
+        f"the request has more than {limit:,} bytes; send fewer messages in a request, or lines of"
         " application/x-ndjson",
     )

@@ -159,7 +159,7 @@ def _operation(
     operation["responses"] = {
         **{str(status): answer for status in (route.status, *route.other_statuses)},
         "4XX": _problem("The request is refused."),
-        "5XX": _problem("The store does not answer, or the gateway has a defect."),
+        "5XX": _problem("The store does not answer, or the gateway failed."),
     }
     return operation
 

@@ -27,22 +27,22 @@ KINDS: dict[str, tuple[int, str]] = {
     "bad-message": (400, "The message or its topic is not valid"),
     "unauthenticated": (401, "The request needs a valid token"),
     "forbidden": (403, "The token does not allow this"),
-    "not-found": (404, "There is no such thing"),
+    "not-found": (404, "The resource does not exist"),
     "unknown-handler": (404, "Nothing is registered under that name"),
     "method-not-allowed": (405, "The path does not support this method"),
     "request-timeout": (408, "The request took too long"),
-    "conflict": (409, "The request does not fit the present state"),
-    "refused": (409, "The present state does not allow this"),
+    "conflict": (409, "The request conflicts with the current state"),
+    "refused": (409, "The current state does not allow this"),
     "topic-in-use": (409, "The topic is in use"),
     "lease-lost": (409, "The lease has ended"),
-    "gone": (410, "It has ended, and is no longer kept"),
+    "gone": (410, "It has ended and is no longer stored"),
     "too-large": (413, "The request is too large"),
     "unsupported-media": (415, "The content type is not supported"),
     "backlog-full": (429, "The backlog is full"),
     "producer-full": (429, "The producer's buffer is full"),
     "rate-limited": (429, "Too many requests"),
     "header-too-large": (431, "The head of the request is too large"),
-    "internal-error": (500, "The gateway has a defect"),
+    "internal-error": (500, "Internal error of the gateway"),
     "engine-unavailable": (503, "The store does not answer"),
     "no-namespace": (503, "The namespace does not exist"),
     "engine-corrupt": (503, "The store is damaged"),
@@ -188,7 +188,7 @@ def invalid(error: Exception, kind: Any, what: str, content: bytes = b"") -> Pro
     name = unknown[1][:80]  # comparing takes time in proportion to its length, and much memory
     known = sorted(set(_fields(kind)))
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(known)}"
+    hint = f'did you mean "{near[0]}"?' if near else f"available: {', '.join(known)}"
     return Problem(
         "unknown-field",
         f'{where}: unknown field "{name}"; {hint}',

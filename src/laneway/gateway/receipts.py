@@ -24,7 +24,7 @@ _TO_URL = bytes.maketrans(b"+/", b"-_")
 
 
 def key_of(key: bytes, token: str | None) -> bytes:
-    """The key that signs the receipts of a token (its id; None: there was none)."""
+    """The key that signs the receipts of a token, by its id, or None without one."""
     return hmac.digest(key, b"token\0" + (token or "").encode(), "sha256")
 
 

@@ -185,7 +185,7 @@ class Router:
         values: list[str] = []
         node = self._walk_straight(segments, values) or self._walk(self._root, segments, 0, values)
         if node is None:
-            raise Problem("not-found", "there is no such path; /docs lists those there are")
+            raise Problem("not-found", "there is no such path; /docs lists all paths")
         route = node.routes.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join(sorted({*node.routes, *(["HEAD"] if "GET" in node.routes else [])}))

@@ -941,7 +941,7 @@ class SubscriptionsAnswer(msgspec.Struct):
 
 
 class JobQuery(_Body):
-    """`topic`: of the job; needed for ids of your own."""
+    """`topic`: of the job; needed for an id that you chose."""
 
     topic: str | None = None
 

@@ -86,7 +86,7 @@ def check_bind(host: str, *, is_open: bool) -> None:
     if access.is_loopback(host) or is_open:
         return
     raise UsageError(
-        f"serve: {host} is reachable for other machines, and there is no token yet; add"
+        f"serve: {host} can be reached from other machines, and no token exists yet; add"
         " --token-file PATH, or create one with `laneway token create NAME --scope SCOPE`, or add"
         " --insecure to let everyone in"
     )
@@ -123,7 +123,7 @@ def _tls(options: Options) -> ssl.SSLContext | None:
     if options.certificate is None:
         if options.key:
             raise UsageError(
-                f"serve: --tls-key {options.key} is of no use without its --tls-certificate"
+                f"serve: --tls-key {options.key} has no effect without its --tls-certificate"
             )
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -224,7 +224,9 @@ class MessageBuffer(SendQueue):
         with self._mutex:
             if self._outage is None:
                 logger.warning(
-                    "the store is away (%s); %d messages wait in the buffer", error, self.count
+                    "the store is unavailable (%s); %d messages wait in the buffer",
+                    error,
+                    self.count,
                 )
             self._outage = error
             self._changed.wait_for(
@@ -235,7 +237,7 @@ class MessageBuffer(SendQueue):
     def _store_is_back(self) -> None:
         if self._outage is not None:
             self._outage = None
-            logger.info("the store is back; %d messages wait in the buffer", self.count)
+            logger.info("the store is available again; %d messages wait in the buffer", self.count)
 
     # Ending
 

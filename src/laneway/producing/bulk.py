@@ -74,9 +74,7 @@ def put_all(
             if display is not None:
                 display.show(len(receipts))
     except Exception as error:
-        error.add_note(
-            f"publish_many: the first {len(receipts):,} messages had been answered before"
-        )
+        error.add_note(f"publish_many: the first {len(receipts):,} messages were already answered")
         raise
     finally:
         if display is not None:

@@ -221,7 +221,7 @@ class Forwarder(threading.Thread):
                     self._is_elsewhere = True
                 except Exception as error:  # noqa: BLE001  # messages wait until the next attempt
                     if (text := storable.of(error, 500)) != self._source_error:
-                        logger.exception("%s: forwarding failed; it is retried", source.name)
+                        logger.exception("%s: forwarding failed; retrying", source.name)
                     self._source_error = text
                 finally:
                     source.step_down()
@@ -350,7 +350,7 @@ class Forwarder(threading.Thread):
         else:
             self._take_answers(rows, receipts)
         if self._outage is not None:
-            logger.info("%s: the store is back", self._source.name)
+            logger.info("%s: the store is available again", self._source.name)
             self._outage = None
         if self._has_error:
             self._has_error = False

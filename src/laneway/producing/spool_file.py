@@ -162,7 +162,7 @@ class SpoolFile:
                 )
             if is_of_another(path, "SELECT value FROM spool WHERE name = 'id'"):
                 raise EngineCorrupt(
-                    f"spool {path}: the {self.path}-wal beside it was left by another file; end all"
+                    f"spool {path}: the {self.path}-wal next to it belongs to another file; end all"
                     f" programs that use them and move {self.path}-wal and {self.path}-shm away"
                 )
             _files.add(self)

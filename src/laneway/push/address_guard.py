@@ -288,7 +288,7 @@ def check_url(url: object, guard: Guard, *, allow_private: bool, allow_http: boo
         return parts
     if parts.scheme == "http" and not allow_http:
         raise UsageError(
-            "endpoint: http: sends messages readably; use https:, or allow_http=True"
+            "endpoint: http: sends messages unencrypted; use https:, or allow_http=True"
             " (--allow-http) for this endpoint"
         )
     if not is_open_port(port):

@@ -54,7 +54,7 @@ def _slot(number: int) -> str:
 
 
 def newest_number(engine: Records) -> int:
-    """The number of the last event; 0: there was none."""
+    """The number of the last event, or 0 if there was none."""
     (stored,) = engine.record_read(KIND, [HEAD])
     return 0 if stored is None else int(stored)
 

@@ -185,7 +185,7 @@ def check_template(template: Any) -> Any:
         elif isinstance(value, str):
             if value.startswith("$") and not _is_known(value):
                 raise UsageError(
-                    f"endpoint: template: unknown value {value!r:.80}; there are: $, $.field,"
+                    f"endpoint: template: unknown value {value!r:.80}; available: $, $.field,"
                     f" {', '.join(_FIELDS)}, and $$ for a text that begins with $"
                 )
         elif not isinstance(value, (int, float, bool, type(None))):

@@ -166,7 +166,7 @@ class Resolver:
             try:
                 thread.start()
             except RuntimeError as error:  # the machine has no more threads
-                log.warning("push: %s; names are looked up later", error)
+                log.warning("push: %s; names are resolved later", error)
                 ready[key] = None
                 self._loop.call_later(START_SECONDS, self._start)
                 return
@@ -215,7 +215,7 @@ class Resolver:
             problem, is_final = found.strerror or str(found), found.errno in FINAL
             self._failed(host, problem, is_final=is_final, is_counted=is_late)
         else:  # this machine's fault, such as no more files
-            log.warning("push: names cannot be looked up: %s", found)
+            log.warning("push: names cannot be resolved: %s", found)
             host.next_at = now + START_SECONDS
         _call_waiting(host)
 

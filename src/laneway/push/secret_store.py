@@ -54,7 +54,7 @@ class SecretStore:
                 return f"{PLAIN}:{_text(secret)}"
             _aead()  # a key is of no use without the package
             raise Refused(
-                f"endpoint {topic}: without a key its secret would be stored readably; set"
+                f"endpoint {topic}: without a key its secret would be stored in plain text; set"
                 f' {KEY_VARIABLE}, as in: export {KEY_VARIABLE}="$(laneway endpoint key)" (or'
                 " keep the store in a SQLite file of mode 0600)"
             )

@@ -487,7 +487,7 @@ class Sender:
         unit, target = attempt.unit, attempt.target
         record, lease = target.record, unit.lease
         if answer.is_ours:
-            self._warn("push: %s; messages go back for %g s", answer.detail, NO_SOCKET_SECONDS)
+            self._warn("push: %s; messages are released for %g s", answer.detail, NO_SOCKET_SECONDS)
             self._back_off(unit, target, answer.detail, NO_SOCKET_SECONDS)
             return
         answered = answer.error or CLASSES[answer.status // 100]
@@ -689,9 +689,9 @@ class Sender:
         try:
             stored_counts.add(self._engine, counts)
         except LanewayError as error:
-            log.debug("push: what this sender has counted is not stored: %s", error)
+            log.debug("push: this sender's counts are not stored: %s", error)
         except Exception:
-            log.exception("push: what this sender has counted is not stored")
+            log.exception("push: this sender's counts are not stored")
 
     # Conditions, in a thread of their own
 
@@ -723,9 +723,9 @@ class Sender:
             write(*arguments)
             is_written = True
         except LanewayError as error:
-            log.warning("endpoint %s: its condition is not written: %s", arguments[0], error)
+            log.warning("endpoint %s: its state is not stored: %s", arguments[0], error)
         except Exception:
-            log.exception("endpoint %s: its condition is not written", arguments[0])
+            log.exception("endpoint %s: its state is not stored", arguments[0])
         if then is not None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(then, is_written)

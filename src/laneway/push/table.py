@@ -336,7 +336,7 @@ def changed(
     unknown = [name for name in fields if name not in SETTINGS]
     if unknown:
         near = difflib.get_close_matches(unknown[0], SETTINGS, 1)
-        hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(SETTINGS)}"
+        hint = f'did you mean "{near[0]}"?' if near else f"available: {', '.join(SETTINGS)}"
         raise UsageError(f'endpoint: unknown setting "{unknown[0]:.80}"; {hint}')
     values: dict[str, Any] = {
         name: getattr(Record(), name) if value is None else CHECKS[name](value)
@@ -351,7 +351,7 @@ def changed(
     )
     url = fields.get("url", record.url)
     if not url:
-        raise UsageError(f"endpoint {topic}: there is none; give url= to create it")
+        raise UsageError(f"endpoint {topic} does not exist; give url= to create it")
     record.url = check_url(
         url, guard, allow_private=record.allow_private, allow_http=record.allow_http
     ).text
@@ -492,7 +492,7 @@ def get(engine: Records, topic: str) -> Record:
 
 def no_endpoint(topic: str) -> Refused:
     """The error of a topic without an endpoint."""
-    return Refused(f"endpoint {topic}: there is none; `laneway endpoint set` creates it")
+    return Refused(f"endpoint {topic} does not exist; `laneway endpoint set` creates it")
 
 
 def update(

@@ -160,8 +160,8 @@ class Planned(msgspec.Struct, frozen=True):
 
 class Firing(msgspec.Struct, frozen=True):
     """
-    A time at which a schedule should have fired, and the state of its call. `"unknown"`: there was
-    none, because it was missed, paused, or not stored yet.
+    A time at which a schedule should have fired, and the state of its call. `"unknown"`: no
+    call exists, because it was missed, paused, or not stored yet.
     """
 
     at: datetime
@@ -458,7 +458,7 @@ class _Firing(Handler):
         try:
             entry = msgspec.convert(message.body, Entry)
         except msgspec.ValidationError as error:
-            raise Reject(f"the body is no schedule: {error}") from error
+            raise Reject(f"the body is not a schedule: {error}") from error
         engine, schedule = self._engine(), entry.schedule
         if any(
             other.schedule.fingerprint != schedule.fingerprint

@@ -109,7 +109,7 @@ class Binding:
             named = self._named(args, kwargs)
             bound = self.signature.bind(*args, **kwargs) if named is None else None
         except (KeyError, TypeError) as error:
-            raise Reject(f'the body is no call of task "{self._task}": {error}') from error
+            raise Reject(f'the body is not a call of task "{self._task}": {error}') from error
         if bound is None:
             return tuple(
                 self._converted(name, *types[name], value) if name in types else value

@@ -296,8 +296,8 @@ class Signature(Part[Job[R]], Generic[R]):
         given = self.task.named_options(options)
         if "connection" in given:
             raise UsageError(
-                f"task {self.task.name}: a flow is stored whole, and not in the transaction of a"
-                " connection; publish a task in it that starts the flow"
+                f"task {self.task.name}: a flow is stored as a whole, outside the connection's"
+                " transaction; publish a task in it that starts the flow"
             )
         self.options.update(given)
         return self

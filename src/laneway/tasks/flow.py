@@ -315,7 +315,7 @@ class FlowHandler(Handler, ABC):
         try:
             decoded = self.decode(lease)
         except (ValueError, RecursionError) as fault:
-            settlement.action, settlement.reason = "dead", f"the body is no {self.what}: {fault}"
+            settlement.action, settlement.reason = "dead", f"the body is not a {self.what}: {fault}"
             return []
         return self.signals(lease, decoded)
 

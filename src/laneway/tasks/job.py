@@ -56,7 +56,7 @@ _STATES = {
 }
 """States of jobs by those of their messages."""
 
-_RUN = "call world.run() first, or world.run_all() to let the clock go on"
+_RUN = "call world.run() first, or world.run_all() to advance the clock"
 _HINTS = {
     "unknown": "it was never published in this world, or was deleted: results do not expire here",
     "dead": "see app.dead_letters.list() for its reason",
@@ -343,8 +343,8 @@ class Job(Generic[R]):
         self._check_kept()
         if self._local is None and current_request() is not None:
             log.warning(
-                "job %s is waited for inside a task: with every slot of the workers taken so, none"
-                " gets on; let a flow do it",
+                "job %s is waited for inside a task: if such tasks take every slot, no job can"
+                " run; use a flow",
                 self.id,
             )
 
@@ -397,7 +397,7 @@ class Job(Generic[R]):
         if not getattr(self.runtime.engine, "runs_by_itself", True):
             status = self.status
             raise UsageError(
-                f"job {self.id}: it is {status}, and nothing runs by itself in a virtual world;"
+                f"job {self.id}: it is {status}, and nothing runs on its own in a virtual world;"
                 f" {_HINTS.get(status, _RUN)}"
             )
 
@@ -429,7 +429,7 @@ class Job(Generic[R]):
 
     def timeout_error(self, seconds: float | None) -> TimeoutError:
         """The error of a wait that took longer than it may."""
-        text = f"job {self.id}: not over within {seconds:g} s; it is {self.status}"
+        text = f"job {self.id}: not finished within {seconds:g} s; it is {self.status}"
         return TimeoutError(text + self._lacks_worker())
 
     def _lacks_worker(self) -> str:

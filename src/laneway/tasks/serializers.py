@@ -66,8 +66,8 @@ def decode(task: str, serializer: Serializer, lease: Lease) -> Any:
     written = (lease.headers or {}).get(SERIALIZER_HEADER, "json")
     if written not in ("json", serializer):
         raise Reject(
-            f'the body is no call of task "{task}": it is written as {written!r:.40}, and the task'
-            f" reads {serializer}"
+            f'the body is not a call of task "{task}": it is written as {written!r:.40}, and the'
+            f" task reads {serializer}"
         )
     try:
         body = codec.decode(lease.body, lease.headers)
@@ -77,4 +77,4 @@ def decode(task: str, serializer: Serializer, lease: Lease) -> Any:
             body = base64.b64decode(body["call"])
         return _unpack(body) if written == "msgpack" else pickle.loads(body)  # noqa: S301  # the application chose it by name
     except Exception as error:  # whatever a pickle raises
-        raise Reject(f'the body is no call of task "{task}": {error}') from error
+        raise Reject(f'the body is not a call of task "{task}": {error}') from error

@@ -78,7 +78,7 @@ def tag(value: Any, *, strict: bool = False) -> Any:
         return {TYPE: kind.__name__, VALUE: [tag(each, strict=True) for each in value]}
     if strict:
         raise BadMessage(
-            f"an argument of type {kind.__qualname__} would not come back the same; annotate the"
+            f"an argument of type {kind.__qualname__} would change when it is stored; annotate the"
             " function's argument with its type"
         )
     return value

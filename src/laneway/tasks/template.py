@@ -49,7 +49,7 @@ class Template:
                 known = ", ".join(signature.parameters) or "none"
                 raise UsageError(
                     f'task "{task}": the {what} {text!r} names "{name}", which is no argument of'
-                    f" the function; there are: {known}"
+                    f" the function; available: {known}"
                 )
 
     def fill(self, arguments: dict[str, Any]) -> str:

@@ -74,7 +74,7 @@ def obey(
     if command is None or command.answer is not None or command.until_us < engine.time_us():
         return False
     if command.command == "drain":
-        answer = "it takes no more messages, and ends when its handlers have"
+        answer = "it leases no more messages, and exits when its handlers have finished"
     else:
         answer = stack_dump(running, loop)
     done = msgspec.structs.replace(command, answer=answer)

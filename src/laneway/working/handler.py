@@ -404,7 +404,7 @@ class Handlers:
         """
         if handler.name in self._by_task and not replaces:
             raise UsageError(
-                f'task "{handler.name}": there is a task of that name already; give one of them'
+                f'task "{handler.name}": a task of that name already exists; give one of them'
                 " another name="
             )
         handler.child_setup = self.child_setup
@@ -466,7 +466,7 @@ class Handlers:
         """The task with this name. Raises UnknownHandler."""
         if name not in self._by_task:
             raise UnknownHandler(
-                f'task "{name}": there is no task of that name; there are:'
+                f'task "{name}": there is no task of that name; available:'
                 f" {', '.join(sorted(self._by_task)) or 'none'}"
             )
         return self._by_task[name]

@@ -163,7 +163,7 @@ class Heartbeat(threading.Thread):
         except Exception as error:  # noqa: BLE001  # the messages matter more
             if not self._is_failing:
                 log.warning(
-                    "heartbeat failed; the worker goes on: %s: %s",
+                    "heartbeat failed; the worker continues: %s: %s",
                     storable.type_name(type(error)),
                     storable.of(error, storable.MAX_REASON),
                 )
@@ -194,7 +194,7 @@ class Heartbeat(threading.Thread):
     def _obey(self) -> None:
         running, loop = list(self._observed.running()), self._observed.event_loop()
         if commands.obey(self._engine, self.worker_id, running, loop):
-            log.info("worker %d is told to drain", os.getpid())
+            log.info("worker %d is asked to drain", os.getpid())
             self._observed.stop()
 
     def _busy_topics(self, running: list[WorkerDelivery]) -> dict[str, float]:

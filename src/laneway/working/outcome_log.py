@@ -206,7 +206,9 @@ class OutcomeLog:
                 else f" for {settlement.delay_us / units.SECOND:.1f} s"
             )
             if settlement.delay_us is None and self._engine.policy_of(lease.topic).adapts:
-                what = f"destination unavailable, its topic backs off or runs fewer at once: {text}"
+                what = (
+                    f"destination unavailable, its topic backs off or runs fewer handlers: {text}"
+                )
             else:
                 what = f"topic backs off{span}: {text}"
             level, cause = logging.WARNING, None

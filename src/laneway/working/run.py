@@ -37,7 +37,7 @@ def run_worker(app: ProcessApplication, options: Options) -> Summary:
     log_banner(
         app,
         options,
-        f"stop with Ctrl-C or SIGTERM; running handlers may go on for {options.grace:g} s",
+        f"stop with Ctrl-C or SIGTERM; running handlers may continue for {options.grace:g} s",
     )
     if options.processes > 1 or options.reload:
         from laneway.working.supervisor import (  # noqa: PLC0415
@@ -47,8 +47,8 @@ def run_worker(app: ProcessApplication, options: Options) -> Summary:
 
         if not app.engine.capabilities.processes:  # checked here, so that the error appears once
             raise UsageError(
-                f"run_worker: {redacted(app.url)} lives in this process alone; several processes,"
-                " and reload, need a store that they share"
+                f"run_worker: {redacted(app.url)} exists in this process only; several processes,"
+                " and reload, need a shared store"
             )
         return Supervisor(
             target_of(app, options), msgspec.structs.replace(options, store=app.store_options)

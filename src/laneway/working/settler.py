@@ -183,7 +183,7 @@ class Settler:
         handle, fence = settlement.handle, settlement.fence
         if isinstance(error, BacklogFull):
             log.warning(
-                "message %d: cannot publish what follows it; its handler runs again in %g s: %s",
+                "message %d: cannot publish its follow-up; its handler runs again in %g s: %s",
                 handle,
                 FOLLOWER_RETRY_US / units.SECOND,
                 error,
@@ -192,7 +192,7 @@ class Settler:
                 [Settlement(handle, fence, "release", delay_us=FOLLOWER_RETRY_US)]
             )[0]
         log.warning(
-            "message %d: the store cannot take its %s; making it a dead letter",
+            "message %d: the store cannot store its %s; making it a dead letter",
             handle,
             settlement.action,
             exc_info=error,
@@ -215,12 +215,12 @@ class Settler:
                 raise
             except Exception as fault:  # noqa: BLE001  # the next settlement is simpler
                 log.warning(
-                    "message %d: the store cannot take its %s either: %s",
+                    "message %d: the store cannot store its %s either: %s",
                     handle,
                     simpler.action,
                     storable.of(fault, 200),
                 )
-        return "lost"  # the lease runs out by itself
+        return "lost"  # the lease expires on its own
 
     def _count_answer(self, answer: str, settlement: Settlement) -> None:
         self._report(settlement, answer)

@@ -96,7 +96,7 @@ class StandbyRenewal:
             self._start(work)
         except (OSError, ValueError) as error:
             log.warning(
-                "the process that keeps leases cannot be started (%s); handlers must not hold the"
+                "the process that renews leases cannot be started (%s); handlers must not hold the"
                 " interpreter for longer than the heartbeat timeout",
                 error,
             )

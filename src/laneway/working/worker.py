@@ -264,7 +264,7 @@ class Worker:
         worker_hooks.call(worker_hooks.STARTED, self)
         if len(self._handlers):
             log.info(
-                "worker %d is ready: pool %s, %d at once",
+                "worker %d is ready: pool %s, concurrency %d",
                 os.getpid(),
                 self._options.pool,
                 self._options.concurrency,

@@ -64,7 +64,7 @@ def test_the_whole_body_is_a_file(browser: Browser, app: Laneway) -> None:
     assert file.headers["content-type"] == "application/octet-stream"
     assert file.headers["x-content-type-options"] == "nosniff"
     gone = browser.get("/message/body?topic=file.a&id=none", status=404)
-    assert "not there any more" in gone.words
+    assert "no longer exists" in gone.words
     for scopes, topics in ((["read"], None), (["bodies"], None), (["read", "bodies"], ["x"])):
         browser.token = tokens.create(app.engine, "some", scopes, topics=topics)[1]
         browser.get("/message/body?topic=file.a&id=raw", status=403)
@@ -312,7 +312,7 @@ def test_operations_are_shown_and_stopped(browser: Browser, app: Laneway) -> Non
     assert "Redrive one ten all, 10/s" in browser.get("/dead").words
     some = {"topic": "dead.many", "fingerprint": fingerprint, "rate": "1/s", "back": "/dead"}
     page = browser.submit("redrive", **some, background="1")  # type: ignore[arg-type]
-    assert "It goes on in the background" in page.words
+    assert "It continues in the background" in page.words
     until(lambda: operations.newest(app.engine)[0][1].state == "done", "it has ended")
     assert "redrive done 12" in browser.get("/dead").words
     now_us = time.time_ns() // 1000

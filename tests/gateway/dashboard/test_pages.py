@@ -367,7 +367,7 @@ def test_problems_are_pages(browser: Browser) -> None:
     """A page that is not there, and a wrong parameter, are pages for people."""
     page = browser.get("/nowhere", status=404)
     assert page.headers["content-type"].startswith("text/html")
-    assert "There is no such thing" in page.words
+    assert "The resource does not exist" in page.words
     assert 'unknown field "x"' in browser.get("/topics?x=1", status=400).words
     assert "no action" in browser.submit("explode", status=404).words
 

@@ -58,8 +58,8 @@ CASES = {
     "pay.mine": (
         "gate",
         (
-            'the gate "psp" is shut; 2 leases go through it (concurrency 2); the most handlers run'
-            " for pay.other (2)"
+            'the gate "psp" is shut; 2 leases go through it (concurrency 2); most running'
+            " handlers: pay.other (2)"
         ),
         "laneway gate set psp --concurrency COUNT",
     ),
@@ -67,7 +67,7 @@ CASES = {
         "group",
         (
             'the limit of its topic group "big" is reached; 2 leases go through it (concurrency 2);'
-            " the most handlers run for shop.big.other (2)"
+            " most running handlers: shop.big.other (2)"
         ),
         "laneway topic-group set big --concurrency COUNT",
     ),
@@ -94,7 +94,7 @@ CASES = {
     "work.dropped": (
         "own_backlog",
         (
-            "what is published to it is dropped: own_backlog no is set by an operator for this"
+            "messages published to it are dropped: own_backlog no is set by an operator for this"
             " topic, and it has no subscription"
         ),
         "laneway policy set work.dropped --own-backlog yes",
@@ -312,8 +312,8 @@ def test_a_topic_in_which_nothing_waits(shop: tuple[Laneway, Browser]) -> None:
     assert "no publish is on record" in found[0].text
     answer = CliRunner().invoke(main, ["--url", app.url, "explain", "push.nobody"])
     assert answer.exit_code == 1
-    assert 'no message has the id "push.nobody", and nothing waits' in answer.output
-    assert "an id of your own needs its --topic" in answer.output
+    assert 'no message has the id "push.nobody", and no topic of this name' in answer.output
+    assert "an id that you chose needs its --topic" in answer.output
 
 
 def test_a_message_that_failed(shop: tuple[Laneway, Browser]) -> None:
@@ -554,7 +554,7 @@ def test_what_became_of_all_messages_of_an_empty_topic(app: Laneway) -> None:
     ended = [app.explain_topic(f"gone.{name}").reasons[-1].text for name in "abc"]
     nothing = "nothing waits or runs in this topic"
     assert ended == [
-        f"{nothing}: all that was published has been delivered or removed",
+        f"{nothing}: every published message has been delivered or removed",
         nothing,
         f"{nothing}; the other messages have been delivered",
     ]

@@ -24,13 +24,13 @@ Examples:
     type=click.IntRange(0, 65_535),
     default=7878,
     show_default=True,
-    help="The gateway's port; if it is taken, the next free one; 0: any.",
+    help="The gateway's port, or the next free one; 0 for any free port.",
 )
 @click.option(
     "--sink",
     type=click.IntRange(0, 65_535),
     metavar="PORT",
-    help="Receive webhooks on this port of this machine, and show them on a page.",
+    help="Receive webhooks on this local port, and show them on a page.",
 )
 @click.option("--pool", default="default", show_default=True, help="The pool to serve.")
 @click.option(
@@ -39,12 +39,12 @@ Examples:
     type=click.IntRange(1, 100_000),
     default=100,
     show_default=True,
-    help="The most handlers at once.",
+    help="Maximum number of concurrent handlers.",
 )
 @click.option(
     "--no-login",
     is_flag=True,
-    help="Answer all users of this machine, and programs without a token.",
+    help="Accept all users of this machine, and programs without a token.",
 )
 @pass_session
 def dev(
@@ -63,7 +63,7 @@ def dev(
     The store is sqlite:///laneway-dev.db unless --url or $LANEWAY_URL names another one, also if
     the code names one. The URL that is shown logs one browser in, once; o in the terminal opens it
     with a new login. When a source file changes, the program is loaded again; if that fails, the
-    error is shown and the old code goes on.
+    error is shown and the old code keeps running.
     """
     from laneway.cli.development.session import DevSession, Setup
 

@@ -101,8 +101,8 @@ class GatewayThread(threading.Thread):
         app = Laneway(url, namespace=namespace, create=True)
         if not app.engine.capabilities.processes:
             raise UsageError(
-                f"dev: {app.runtime.holder.choice} lives in one process; expected a store that"
-                " several processes share, like sqlite:///laneway-dev.db"
+                f"dev: {app.runtime.holder.choice} exists in one process only; expected a"
+                " store that several processes share, like sqlite:///laneway-dev.db"
             )
         return app
 

@@ -241,9 +241,9 @@ class Program(threading.Thread):
             self._on_fatal(failure.text)
             return
         self._files = (self._files if self._current is not None else {}) | failure.files
-        goes_on = "the old code goes on" if self._current is not None else "nothing is handled"
+        effect = "nothing is handled" if self._current is None else "the old code keeps running"
         self._screen.write(failure.lines)
-        self._screen.error(f"{failure.text}; {goes_on} until a file changes")
+        self._screen.error(f"{failure.text}; {effect} until a file changes")
         self.has_failed.set()
 
     def _hand_over(self) -> None:

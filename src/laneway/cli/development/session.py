@@ -214,7 +214,7 @@ class DevSession:
         facts = [] if found.namespace == "default" else [f"namespace {found.namespace}"]
         if found.code_url not in (None, self._setup.url):
             facts.append(
-                f"passed over: {redacted(found.code_url or '')} (argument in the code), which it"
+                f"ignored: {redacted(found.code_url or '')} (argument in the code), which it"
                 " uses elsewhere"
             )
         if found.pushes:

@@ -108,7 +108,7 @@ def switches_of(form: str) -> Switches:
     fields = {name: values[-1] for name, values in parse_qs(form, keep_blank_values=True).items()}
     unknown = fields.keys() - set(Switches.__struct_fields__)
     if unknown:
-        raise ValueError(f"unknown switch {min(unknown)!r:.40}; there are: status, delay, close")
+        raise ValueError(f"unknown switch {min(unknown)!r:.40}; available: status, delay, close")
     status, delay = fields.get("status") or "200", fields.get("delay") or "0"
     if not status.isdecimal() or not 200 <= int(status) <= 599:
         raise ValueError(f"status: expected 200 to 599, got {status!r:.40}")

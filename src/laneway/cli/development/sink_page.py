@@ -102,8 +102,8 @@ def page(switches: Switches, received: Iterable[Entry]) -> bytes:
 <label>Delay in seconds <input type="number" name="delay" min="0" max="300" step="any"
  value="{switches.delay:g}"></label>
 <label class="inline"><input type="checkbox" name="close" value="yes"{checked}>
- Close the connection without an answer</label>
-<button>Answer so from now on</button></form>
+ Close the connection without a response</label>
+<button>Apply to new requests</button></form>
 <h2>Requests</h2><div id="requests">{shown or none}</div></body></html>
 """.encode()
 

@@ -860,7 +860,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="the store: redis://localhost, sqlite:///jobs.db; default: $LANEWAY_URL, ./laneway.db",
     )
     parser.add_argument("-b", "--burst", action="store_true", help="exit when no job is left")
-    parser.add_argument("-c", "--concurrency", type=int, default=1, help="jobs at once (default 1)")
+    parser.add_argument(
+        "-c", "--concurrency", type=int, default=1, help="concurrent jobs (default 1)"
+    )
     parser.add_argument(
         "-P", "--path", default=".", help="folder to import modules from (default: .)"
     )

@@ -36,7 +36,7 @@ def given() -> Mapping[str, Any]:
         if key not in KEYS:
             meant = config.meant(str(key).upper(), sorted(KEYS))
             raise ImproperlyConfigured(
-                f'LANEWAY: unknown key "{key}"{meant or "; there are: " + ", ".join(sorted(KEYS))}'
+                f'LANEWAY: unknown key "{key}"{meant or "; available: " + ", ".join(sorted(KEYS))}'
             )
     return options
 

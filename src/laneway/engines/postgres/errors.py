@@ -56,7 +56,7 @@ _CURES: tuple[tuple[type[errors.Error], str], ...] = (
     ),
     (
         errors.IdleInTransactionSessionTimeout,
-        "this process stood still inside a transaction, so the server has ended it; try again",
+        "this process was stopped inside a transaction, so the server ended it; try again",
     ),
     (
         errors.UndefinedTable,

@@ -98,8 +98,8 @@ def move_shard(url: str, namespace: str, shard: int, place: str) -> int:
             raise UsageError(
                 f"namespace {namespace} has the shards 0 to {shards - 1}, got {shard}"
                 if shard
-                else "shard 0 cannot move: it is where the URL says, and has the places of the"
-                " others; move the whole namespace with `laneway migrate`"
+                else "shard 0 cannot move: its place is that of the URL, and it lists the"
+                " places of the other shards; move the whole namespace with `laneway migrate`"
             )
         before = _find(server)
         source = server.address(before)
@@ -223,8 +223,8 @@ def _copy(old: ServerConnection, new: ServerConnection, schema: str) -> int:
     if has_schema(new, schema):
         if read_setting(new, schema, MOVED_FROM) is None:
             raise UsageError(
-                f"schema {schema} exists on the new server, and it is no copy of an interrupted"
-                " move; remove it, or choose another database"
+                f"schema {schema} exists on the new server, and it is not the copy of an"
+                " interrupted move; remove it, or choose another database"
             )
         new.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(name))
     new.execute(sql.SQL("CREATE SCHEMA {}").format(name))

@@ -163,7 +163,7 @@ def _add_clock(explanation: Explanation, now_us: int, clock_us: int) -> None:
         until = datetime.fromtimestamp(now_us / SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         explanation.add(
             "clock",
-            f"the store's clock stands still until {until}, for {_duration(behind)} more:"
+            f"the store's clock is stopped until {until}, for {_duration(behind)} more:"
             " it was set back",
         )
 

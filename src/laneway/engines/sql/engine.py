@@ -275,9 +275,9 @@ class SqlQueue(Waits):
         if behind > CLOCK_SLACK_US and time.monotonic() - self._warned >= WARN_EVERY:
             self._warned = time.monotonic()
             log.warning(
-                "%s: this machine's clock is %.0f s behind the time of the store, which stands"
-                " still until the clock has caught up: delays, rates and leases wait, nothing is"
-                " lost; was the clock set back?",
+                "%s: this machine's clock is %.0f s behind the store's time, which stops until"
+                " the clock has caught up: delays, rates and leases wait, nothing is lost; was"
+                " the clock set back?",
                 self._store.name,
                 behind / SECOND,
             )

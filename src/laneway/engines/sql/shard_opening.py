@@ -69,9 +69,9 @@ class OpenedShards(ShardsOfNamespace):
         self.shards = first.place.shards
         if shards not in (None, self.shards):
             raise UsageError(
-                f"engine URL {redacted(url)!r}: namespace {self.name} was made with"
-                f" {self.shards} {first.noun}{'s' if self.shards > 1 else ''}, the URL says"
-                f" {shards}; the number is fixed when a namespace is made: leave ?shards= out, or"
+                f"engine URL {redacted(url)!r}: namespace {self.name} was created with"
+                f" {self.shards} {first.noun}{'s' if self.shards > 1 else ''}, the URL asks"
+                f" for {shards}; the number is fixed when a namespace is created: omit ?shards=, or"
                 " move to a new namespace with `laneway migrate`"
             )
         self.nonce = first.nonce

@@ -83,7 +83,7 @@ def _shards(url: str, query: str) -> int:
     if unknown or not options:
         raise UsageError(
             f'engine URL {redacted(url)!r}: unknown option "{unknown[0] if unknown else query}";'
-            ' there is only "shards", the number of files, as in sqlite:///folder?shards=4'
+            ' the only one is "shards", the number of files, as in sqlite:///folder?shards=4'
         )
     text = options["shards"]
     number = control.whole(text) or 0

@@ -49,7 +49,7 @@ class SqliteEngine(SqlEngine):
         if durability not in DURABILITIES:
             raise UsageError(
                 f'engine {redacted(url)}: durability "{durability}" needs replicas, which a file'
-                ' has not; use "fsync" (the default) or "memory"'
+                ' does not have; use "fsync" (the default) or "memory"'
             )
         check_namespace(settings.namespace)
         place = place or Place(path_of(url, settings.namespace))

@@ -109,7 +109,7 @@ class Store:
                 ) from error
             if is_of_another(self.path, "SELECT nonce FROM shard"):
                 raise EngineCorrupt(
-                    f"{self.path}: the {self.path}-wal beside it was left by another file; end all"
+                    f"{self.path}: the {self.path}-wal next to it belongs to another file; end all"
                     f" programs that use them and move {self.path}-wal and {self.path}-shm away,"
                     " then start again"
                 )

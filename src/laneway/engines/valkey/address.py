@@ -139,8 +139,7 @@ def parse(url: str) -> Address:
         settings["database"] = _database(safe, where)
     if kind == "cluster" and settings.get("database"):
         raise UsageError(
-            f"engine URL {safe!r}: a cluster has database 0 only; use a namespace of its own"
-            " instead"
+            f"engine URL {safe!r}: a cluster has only database 0; use a separate namespace instead"
         )
     return Address(kind, found, **settings)  # type: ignore[arg-type]
 
@@ -158,7 +157,7 @@ def _split(safe: str, rest: str) -> SplitResult:
             f"engine URL {safe!r}: its host or its options cannot be read; {ENCODE}"
         ) from None
     if ("@" in parts.path and parts.netloc) or parts.fragment or any("@" in name for name in names):
-        raise UsageError(f"engine URL {safe!r}: an @ stands behind the host; {ENCODE}")
+        raise UsageError(f"engine URL {safe!r}: an @ follows the host; {ENCODE}")
     return parts
 
 
@@ -167,7 +166,7 @@ def _options(safe: str, query: str) -> dict[str, object]:
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in _OPTIONS:
             near = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(_OPTIONS)}"
+            hint = f'; did you mean "{near[0]}"?' if near else f"; available: {', '.join(_OPTIONS)}"
             raise UsageError(f'engine URL {safe!r}: unknown option "{name}"{hint}')
         read, expected = _OPTIONS[name]
         try:
@@ -187,7 +186,7 @@ def _host(safe: str, text: str, usual: int) -> tuple[str, int]:
         number = _whole(1, 65_535)(port)
     except ValueError:
         raise UsageError(
-            f"engine URL {safe!r}: expected a port from 1 to 65535 behind the host; {ENCODE}"
+            f"engine URL {safe!r}: expected a port from 1 to 65535 after the host; {ENCODE}"
         ) from None
     return host.strip("[]") or "localhost", number
 

@@ -107,7 +107,7 @@ def _used_server(space: Namespace) -> list[Check]:
     kept = (
         f"append-only file, fsync {facts.fsync or 'unknown'}"
         if facts.appends
-        else "keeps nothing over a restart but its last dump, if any"
+        else "keeps only its last dump, if any, over a restart"
     )
     shards = f"{space.shards} shard{'s' if space.shards > 1 else ''}"
     return [

@@ -57,7 +57,7 @@ def explain(address: Address, error: Exception, *, applied: bool | None) -> Lane
 
     if "denied" in lowered and "protected mode" in lowered:
         return unavailable(
-            "the server is in protected mode and takes no connections from elsewhere; give it a"
+            "the server is in protected mode and refuses connections from other machines; give it a"
             " password (requirepass)"
         )
     if address.kind == "sentinel" and "unknown command" in lowered and "sentinel" in lowered:
@@ -99,8 +99,8 @@ def explain(address: Address, error: Exception, *, applied: bool | None) -> Lane
         or "maxmemory" in lowered
     ):
         return unavailable(
-            "the server is out of memory (maxmemory) and takes nothing in; nothing was changed:"
-            " consume, or raise maxmemory"
+            "the server is out of memory (maxmemory) and accepts no writes; nothing was"
+            " changed: consume messages, or raise maxmemory"
         )
     if isinstance(error, refusals.BusyLoadingError) or text.startswith("LOADING"):
         left = text.removeprefix("LOADING") if text.startswith("LOADING,") else ""
@@ -109,7 +109,7 @@ def explain(address: Address, error: Exception, *, applied: bool | None) -> Lane
         )
     if isinstance(error, refusals.ReadOnlyError):
         return unavailable(
-            "this is a replica and takes nothing in; name its master, or use valkey+sentinel://"
+            "this is a replica and accepts no writes; name its master, or use valkey+sentinel://"
         )
     if isinstance(error, refusals.MaxConnectionsError) or "max number of clients" in lowered:
         return unavailable(
@@ -186,12 +186,12 @@ def _refused(name: str, error: Exception, text: str, unavailable: Any) -> Lanewa
         )
     if text.startswith("MISCONF"):
         return unavailable(  # type: ignore[no-any-return]
-            "the server cannot write to its disk (MISCONF) and takes nothing in; nothing was"
+            "the server cannot write to its disk (MISCONF) and accepts no writes; nothing was"
             " changed: look at its log"
         )
     if text.startswith("NOREPLICAS"):
         return unavailable(  # type: ignore[no-any-return]
-            "the server has too few replicas (min-replicas-to-write) and takes nothing in; nothing"
+            "the server has too few replicas (min-replicas-to-write) and accepts no writes; nothing"
             " was changed"
         )
     if "unknown command" in text.lower():

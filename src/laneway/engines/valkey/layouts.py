@@ -57,8 +57,8 @@ def bring_up(space: Namespace) -> None:
             raise _mismatch(
                 space,
                 layout,
-                "a Laneway before 0.1.0 made it: handle its messages with that version, then take"
-                " another namespace",
+                "a Laneway before 0.1.0 created it: handle its messages with that version, then"
+                " use another namespace",
             )
         if not space.read(0, "SET", "bringing_up", token, "NX", "EX", LOCK_SECONDS):
             time.sleep(LOOK_AGAIN)
@@ -66,7 +66,7 @@ def bring_up(space: Namespace) -> None:
         try:
             if _layout(space) == layout:
                 log.info(
-                    "%s: namespace %s is brought from layout %d to %d",
+                    "%s: namespace %s is upgraded from layout %d to %d",
                     space.server.name,
                     space.name,
                     layout,

@@ -118,7 +118,8 @@ class Namespace(ShardedNamespace):
         self._set_tiers(stored.get(b"tier_layers") or TierLayers.new(None, None).json())
         if self.server.shards is not None and self.server.shards != self.shards:
             raise UsageError(
-                f"{self.server.name}: namespace {self.name} was made with {self.shards} shards, the"
+                f"{self.server.name}: namespace {self.name} was created with {self.shards} "
+                f"shards, the"
                 f" URL says {self.server.shards}; the number is fixed when a namespace is made:"
                 " leave ?shards= out, or move to a new namespace with `laneway migrate`"
             )
@@ -207,7 +208,7 @@ class Namespace(ShardedNamespace):
             raise error
         log.warning(
             "%s: the server has forgotten namespace %s and all its messages (was it restarted?); it"
-            " is made again",
+            " is created again",
             self.server.name,
             self.name,
         )

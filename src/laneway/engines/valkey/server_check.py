@@ -249,7 +249,7 @@ def problems(found: Facts, address: Address, durability: str) -> list[Problem]:
     if found.policy != "noeviction":
         against.append(
             Problem(
-                f'its maxmemory-policy is "{found.policy}", which drops keys; say CONFIG SET'
+                f'its maxmemory-policy is "{found.policy}", which drops keys; run CONFIG SET'
                 " maxmemory-policy noeviction"
             )
         )
@@ -260,7 +260,7 @@ def problems(found: Facts, address: Address, durability: str) -> list[Problem]:
             against.append(
                 Problem(
                     f'durability "replicated" needs {address.replicas} replicas, it has'
-                    f" {found.replicas}; start more, or say ?replicas="
+                    f" {found.replicas}; start more, or set ?replicas="
                 )
             )
         elif found.appends:
@@ -279,7 +279,7 @@ def _cannot_append(found: Facts, durability: str) -> list[Problem]:
     if not found.appends:
         return [
             Problem(
-                f'durability "{durability}" needs the append-only file; say CONFIG SET appendonly'
+                f'durability "{durability}" needs the append-only file; run CONFIG SET appendonly'
                 " yes, and appendfsync always"
             )
         ]

@@ -320,7 +320,7 @@ class Collector:
             watched.problem = without_passwords(str(error))
         except Exception:
             log.exception("dashboard: a page could not be rendered")
-            watched.problem = "the page could not be rendered; the gateway's log says why"
+            watched.problem = "the page could not be rendered; see the gateway's log"
         watched.cost_s = time.monotonic() - began
 
 

@@ -182,7 +182,7 @@ class Dashboard(Extension):
         view = self._view(call, self.collector.reader(), "/message")
         _, _, found = message.find(view)
         if found.message is None:
-            raise Problem("not-found", f"the message {call.query.id[:80]} is not there any more")
+            raise Problem("not-found", f"the message {call.query.id[:80]} no longer exists")
         return compressed(call.request, exporting.body_file(found.message))
 
     # Actions
@@ -337,7 +337,7 @@ def _filled(text: str, answer: Mapping[str, Any]) -> str:
     for name in ("count", "id", "outcome", "done", "answer", *counts):
         text = text.replace(f"{{{name}}}", str(answer.get(name, "")))
     if answer.get("operation"):
-        return "It goes on in the background; the page shows how far it is."
+        return "It continues in the background; this page shows its progress."
     if "{new_id}" in text:
         text = text.replace("{new_id}", "".join(answer.get("ids", [])[:1]))
     return text.replace("{tested}", _tested(answer)) if "{tested}" in text else text

@@ -64,6 +64,6 @@ def _request(outer: Request, call: ApiCall, path: str, query: str) -> Request:
         return {"type": "http.request", "body": content, "more_body": False}
 
     async def send(_: MutableMapping[str, Any]) -> None:
-        raise Problem("internal-error", "an action's request cannot answer by itself")
+        raise Problem("internal-error", "an action's request cannot answer on its own")
 
     return Request(scope, receive, send)

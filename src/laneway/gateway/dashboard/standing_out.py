@@ -182,7 +182,7 @@ def _dead_workers(view: View) -> Iterator[Sentence]:
         what = dead[0].facts.id if len(dead) == 1 else f"{len(dead)} workers"
         yield Sentence(
             what,
-            "missed the heartbeat; leases end by themselves",
+            "missed the heartbeat; leases expire on their own",
             view.urls.page("/workers"),
             "bad",
         )

@@ -32,9 +32,9 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 class Caller(msgspec.Struct, frozen=True):
     """
-    Who sent a request. `patterns`: the topics that it may see and change. `token`: its id; None:
-    there was none. `session`: of a browser that has logged in; None: the request had the token
-    itself, or none was needed.
+    Who sent a request. `patterns`: the topics that it may see and change. `token`: its id, or None
+    without a token. `session`: that of a logged-in browser, or None if the request had the token
+    itself or needed none.
     """
 
     name: str

@@ -108,7 +108,7 @@ def create(
     _check_name(name)
     for scope in scopes:
         if scope not in SCOPES:
-            raise UsageError(f'token: unknown scope "{scope:.80}"; there are: {", ".join(SCOPES)}')
+            raise UsageError(f'token: unknown scope "{scope:.80}"; available: {", ".join(SCOPES)}')
     if not scopes:
         raise UsageError(f"token: expected at least one scope of {', '.join(SCOPES)}")
     now_us = time.time_ns() // 1000
@@ -170,7 +170,7 @@ def revoke(engine: Records, token_id: str) -> Token:
     while True:
         (record,) = engine.record_read("token", [token_id])
         if record is None:
-            raise Refused(f'token: there is none with the id "{token_id:.80}"')
+            raise Refused(f'token: no token has the id "{token_id:.80}"')
         if engine.record_swap("token", token_id, record, None):
             return _read(record)
 

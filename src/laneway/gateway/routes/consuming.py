@@ -203,7 +203,7 @@ def _item(caller: Caller, position: int, body: SettleBody, numbers: tuple[int, i
             return item
         if body.publish:
             if body.action not in ("ack", "dead"):
-                raise UsageError(f"settle: publish goes with ack and dead, not with {body.action}")
+                raise UsageError(f"settle: publish needs the action ack or dead, not {body.action}")
             item.publish = [_following(caller, message) for message in body.publish]
     except (UsageError, BadMessage) as error:
         raise Problem(

@@ -94,7 +94,7 @@ def _answer(call: Call, state: JobState) -> JobAnswer:
     if state.status == "unknown" or not (call.caller.sees_all or _is_seen(call, state)):
         raise Problem(
             "not-found",
-            f'no job with the id "{state.id[:80]}" is stored; ids of your own need ?topic=',
+            f'no job with the id "{state.id[:80]}" is stored; an id that you chose needs ?topic=',
         )
     result = _json_of(state.result) if call.shows_bodies else NULL
     return JobAnswer(

@@ -260,7 +260,7 @@ def _raw_message(request: Request, content: bytes) -> tuple[MessageBody, bytes |
                 known = ", ".join(f"x-laneway-{each}" for each in OPTIONS).replace("_", "-")
                 raise Problem(
                     "unknown-field",
-                    f'unknown header "x-laneway-{name[:80]}"; there are: {known},'
+                    f'unknown header "x-laneway-{name[:80]}"; available: {known},'
                     " x-laneway-header-NAME",
                 )
     try:

@@ -188,8 +188,8 @@ def missing(call: Call) -> Problem:
             )
     return Problem(
         "not-found",
-        f'no message with the id "{message_id[:80]}" waits, is leased or is dead; ids of your own'
-        " need their topic in the path",
+        f'no message with the id "{message_id[:80]}" waits, is leased or is dead; an id that you'
+        " chose needs its topic in the path",
     )
 
 

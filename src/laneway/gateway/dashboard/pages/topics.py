@@ -82,7 +82,7 @@ def filter_of(text: str) -> Filter:
         elif colon and name.isalpha() and value and not is_pattern(word):
             raise Problem(
                 "bad-request",
-                f'filter: there is no "{name[:80]}:"; there are: {", ".join(QUALIFIERS)}',
+                f'filter: there is no "{name[:80]}:"; available: {", ".join(QUALIFIERS)}',
             )
         else:
             found.pattern = word if is_pattern(word) else f"{word}*" if word[-1] == "." else word

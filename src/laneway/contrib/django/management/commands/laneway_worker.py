@@ -27,7 +27,10 @@ class Command(BaseCommand):
         """Add the options of a worker."""
         add = parser.add_argument_group("worker").add_argument
         add(
-            "-c", "--concurrency", type=int, help="The most handlers at once in each process (100)."
+            "-c",
+            "--concurrency",
+            type=int,
+            help="Maximum number of concurrent handlers in each process (100).",
         )
         add("--processes", type=int, help="Worker processes under a supervisor (1).")
         add("--pool", help="The pool to serve.")
@@ -38,7 +41,7 @@ class Command(BaseCommand):
         )
         add("--burst", action="store_true", default=None, help="Exit when no message can run now.")
         add("--grace", help="How long running handlers may continue after SIGTERM (30s).")
-        add("--heartbeat-timeout", help="How soon a dead worker's messages go to others (9s).")
+        add("--heartbeat-timeout", help="How soon other workers get a dead worker's messages (9s).")
         add("--reload", action="store_true", default=None, help="Restart when the code changes.")
         add("--health-port", type=int, help="Serve /live and /ready over HTTP.")
         add("--health-address", help="The address of the health port (127.0.0.1).")
