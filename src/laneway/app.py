@@ -115,9 +115,9 @@ class Laneway:
     workers forward what `publish(connection=…)` writes there. docs/reference/settings.md lists
     them all.
 
-    The engine is opened at first use. Policies and gates that were given before are declared then,
+    The engine is opened at first use. Policies and gates that were set before are declared then,
     and belong to `program` (default: the module that creates the application). A newer `version`
-    of it replaces them, an older one changes nothing; without a version each start replaces them.
+    replaces them, an older one changes nothing; without a version, each start replaces them.
 
     Every method that uses the engine has an async variant with an `a` in front. Raises UsageError
     and BadPolicy for wrong arguments.
@@ -214,8 +214,8 @@ class Laneway:
 
     def close(self) -> None:
         """
-        Stop this application's workers, send what is buffered, end the calls that wait, and close
-        the engine. The next use opens it again.
+        Stop this application's workers, send buffered messages, end blocked calls, and close the
+        engine. The next use opens it again.
 
         Raises UsageError in a handler, and on the event loop of a worker.
         """
@@ -240,8 +240,8 @@ class Laneway:
         low=None)`. If the store is not open yet, they are set when it is opened.
 
         Every process uses them from its next lease on. They belong to the code's layer, and stay
-        until a program opens the store that declares other tiers than the one before. Raises
-        BadPolicy, also if a removed tier is the default or is named by a policy.
+        until a program that declares other tiers opens the store. Raises BadPolicy, even if
+        only because a removed tier is the default or is named by a policy.
         """
         self.runtime.holder.set_tiers({**(changes or {}), **shares})
 
@@ -253,17 +253,17 @@ class Laneway:
         They belong to the code's layer, so an operator's setting takes precedence. Before the store
         is opened, they belong to the program and its version (see `Laneway`). Later, they stay
         until they are reset, and take precedence over those that programs declare. Raises
-        BadPolicy, also if another program declares another value.
+        BadPolicy, too, if another program declares a different value.
         """
         self.runtime.holder.set_policy(pattern, fields)
 
     def policy_many(self, policies: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
         """
         Set the policies of many topics or patterns, given as pairs of name and fields, in batches.
-        Returns how many were set.
+        Returns the number of policies set.
 
-        The cost of each does not depend on how many topics have a policy. Raises BadPolicy, which
-        names the topic; its notes say how many were set before.
+        The cost of each does not depend on the number of topics with a policy. Raises BadPolicy,
+        which names the topic; its notes tell how many were set before it.
         """
         count = self.runtime.holder.declare_many(policies)
         return count if count is not None else admin_policies.set_many(self.engine, policies)
@@ -282,8 +282,8 @@ class Laneway:
         """
         Set a limit that several topics share; their policies name it by `gate=`. Raises BadPolicy.
 
-        `max_cost`: the largest cost of a message; default: what the rate produces in 60 s, at least
-        its burst.
+        `max_cost`: the maximum cost of a message; default: what the rate produces in 60 s, but at
+        least its burst.
         """
         self.runtime.holder.set_gate(name, Gate.of(name, rate, burst, concurrency, max_cost))
 
@@ -298,7 +298,7 @@ class Laneway:
     ) -> None:
         """
         Set the weight and the limits of a topic group, the topics whose policies name it by
-        `group=`. A call states all settings of the group in the code; None: not set.
+        `group=`. Each call sets all of the group's settings in the code; None leaves one unset.
 
         `weight`: its share among the groups and topics of its tier, 0.01 … 1,000; default 1.
         `rate`, `burst`, `concurrency`: of all its topics together. Each setting of an operator
@@ -331,14 +331,15 @@ class Laneway:
 
         `kind`: `"shared"`: its consumers compete; `"exclusive"`, `"failover"`: it has one consumer,
         and a second one is refused, or takes over when the first one ends. `start`: `"all
-        waiting"`: copy what the topic holds, too, up to 100,000 messages. `where`: it gets only
-        messages whose headers match all of these, like `{"type": "order.*"}`. `expires`: it gets no
-        more copies after it was not used for that long. `forget_after`: it is removed, with what it
-        holds, when `subscribe` was not called for it for that long; a later call for the same topic
-        with `forget_after` does that.
+        waiting"` also copies the messages that the topic holds, up to 100,000. `where`: copy only
+        messages whose headers match all of these, like `{"type": "order.*"}`. `expires`: stop
+        copying after this long without use. `forget_after`: remove it, with its
+        messages, when `subscribe` was not called for it for this long; a later call for the same
+        topic with `forget_after` does so.
 
         It is a setting of the topic's policy; a second call changes it. docs/subscriptions.md tells
-        more. Raises BadPolicy, UsageError; with `start="all waiting"` also Refused, BacklogFull.
+        more. Raises BadPolicy, UsageError; with `start="all waiting"`, Refused and BacklogFull as
+        well.
         """
         config.refuse_unknown("subscribe", unknown, config.options_of(Laneway.subscribe))
         admin_subscriptions.subscribe(
@@ -432,8 +433,8 @@ class Laneway:
     def flush(self, timeout: Duration | None = None) -> int:
         """
         Send what is in the buffer or spool, and wait until the store has answered it, at most
-        `timeout`. Returns how many messages it has not answered; 0 at once without a buffer or
-        spool. Raises UsageError.
+        `timeout`. Returns the number of messages without an answer; 0 immediately if there is
+        no buffer or spool. Raises UsageError.
         """
         return self.runtime.producer.flush(timeout)
 
@@ -456,13 +457,13 @@ class Laneway:
         lease: Duration | None = None,
     ) -> list[Delivery]:
         """
-        Lease up to `n` messages in fair order; wait at most `wait` for the first one. Each has to
-        be settled.
+        Lease up to `n` messages in fair order; wait at most `wait` for the first one. Settle each
+        of them.
 
         `topics`: only these, strictly in this order. `only`: only these topics and patterns, in
         fair order. `priority`, `max_priority`: only messages of at least, and at most, this
-        priority. With `wait` it looks for priorities and patterns twice a second. `lease`: the
-        lease ends after so long, at least 1 s, if the policy's `lease` is longer. Raises
+        priority. With `wait`, it looks for priorities and patterns twice per second. `lease`: end
+        the lease after this long (at least 1 s) if the policy's `lease` is longer. Raises
         UsageError, EngineUnavailable; Refused for a subscription that does not exist.
         """
         priorities = delivery.priorities(priority, max_priority)
@@ -482,8 +483,8 @@ class Laneway:
         lease: Duration | None = None,
     ) -> list[Delivery]:
         """
-        As `lease`, awaited. Messages that arrive after the caller was cancelled are released at
-        once.
+        As `lease`, awaited. Messages that arrive after the caller was cancelled are released
+        immediately.
         """
         priorities = delivery.priorities(priority, max_priority)
         wanted = delivery.Wanted.checked(n, wait, pool, topics, priorities, only, lease)
@@ -505,7 +506,7 @@ class Laneway:
 
     def release_many(self, deliveries: Iterable[Delivery], *, begun: bool = True) -> None:
         """
-        Return many messages at once without counting an attempt, in one transaction; see
+        Return many messages immediately without counting an attempt, in one transaction; see
         `Delivery.release`. Those whose leases had ended have returned already.
         """
         delivery.release_many(self.engine, deliveries, begun=begun)
@@ -520,15 +521,15 @@ class Laneway:
         lease: Duration | None = None,
     ) -> Leases:
         """
-        Lease messages by hand, at most `limit` at a time, which a thread renews until they are
-        settled: a consumer of your own.
+        Lease messages yourself, at most `limit` at a time; a thread renews the leases until
+        the messages are settled. Use it to write your own consumer.
 
             with app.leases(10, only=["push.*"], lease="9s") as leases:
                 for delivery in leases.take(wait=30):
                     ...
                     delivery.ack()
 
-        `take` waits for room, too: each settled message makes some. If the process dies, its
+        `take` also waits for room, which each settled message makes. If the process dies, its
         messages are delivered again after `lease`. Other arguments and errors: as in `lease`.
         """
         # Workers and producers do not need it.
@@ -559,18 +560,18 @@ class Laneway:
         `pattern`: of topics (`"orders.*"`), or of the subscriptions of a name (`"orders.*#audit"`),
         which has no list by name.
 
-        By `"repeats"`: the topics of which merging would save most messages. A sample of the next
-        200 messages is read, of the 50 topics with the largest backlogs.
+        By `"repeats"`: the topics in which merging would save the most messages, from a sample of
+        the next 200 messages of the 50 topics with the largest backlogs.
         """
         return top_topics.listed(self.engine, order, pattern, limit, after)
 
     def wait_idle(self, pattern: str, timeout: Duration | None = None) -> bool:
         """
-        Wait until nothing waits in a topic, or in the topics of a pattern, and nothing is leased,
-        such as until a crawl has ended whose handlers publish more. Delayed messages count, retries
-        and paused topics, too; subscriptions of the pattern's topics do not.
+        Wait until no message waits or is leased in a topic, or in the topics of a pattern: for
+        example, until a crawl whose handlers publish more messages has ended. Delayed messages
+        count, retries and paused topics, too; subscriptions of the pattern's topics do not.
 
-        Returns False if the timeout is over first. Raises UsageError, BadPolicy.
+        Returns False after the timeout. Raises UsageError, BadPolicy.
         """
         return IdleWait(self.runtime, check_pattern(pattern)).run(timeout)
 
@@ -595,9 +596,9 @@ class Laneway:
         while one of its limits is passed; hooks of `on_alarm` are called when it begins and ends.
 
         Arguments: `name`: unique in the namespace; `pattern`, `tier`: as in `history.read`;
-        `full_within`: a backlog limit will be reached so soon; `drain_over`: the backlog needs
-        longer to drain, or does not drain; `oldest_over`: a message waits longer; `waiting_over`:
-        more messages wait. Raises UsageError.
+        `full_within`: a backlog limit will be reached within this time; `drain_over`: the backlog
+        needs longer to drain, or does not drain; `oldest_over`: a message waits longer;
+        `waiting_over`: more messages wait. Raises UsageError.
         """
         rule = AlarmRule.checked(
             name=name,
@@ -614,16 +615,16 @@ class Laneway:
         """
         Register a hook: it is called with an `Alarm` when one begins, and when it ends.
 
-        Of all workers of the namespace, the one that notices it first calls the hook, in a thread
-        of its own. Errors of the hook are logged.
+        Only the first worker of the namespace that notices it calls the hook, in its own
+        thread. Errors of the hook are logged.
         """
         self.runtime.handlers.alarms.add_hook(hook)
         return hook
 
     def explain(self, message_id: str, topic: str | None = None) -> Explanation:
         """
-        What a message is waiting for, and when it will likely start. `topic` is required for an id
-        of your own.
+        Explain what a message is waiting for, and when it will likely start. `topic` is required
+        for an id that you chose.
         """
         # Programs that only publish or work do not need it.
         from laneway.push import reasons  # noqa: PLC0415
@@ -634,8 +635,8 @@ class Laneway:
 
     def explain_topic(self, topic: str) -> TopicExplanation:
         """
-        Why a topic delivers nothing, or not enough: sentences, the first one decides, each with
-        what to do about it.
+        Explain why a topic delivers nothing, or too little: reasons as sentences, the decisive
+        one first, each with what to do about it.
         """
         # Programs that only publish or work do not need it.
         from laneway.push import reasons  # noqa: PLC0415
@@ -649,15 +650,18 @@ class Laneway:
     ) -> list[WorkerInfo]:
         """
         List the workers that serve the namespace, in the order of their ids, as of their last
-        heartbeats. One that died stays on the list for some seconds.
+        heartbeats. A dead worker stays on the list for a few seconds.
 
-        Arguments: `pool`: only workers that serve it; `limit`: at most so many; `after`: the last
-        id of the page before.
+        Arguments: `pool`: only workers that serve it; `limit`: the maximum number; `after`: the
+        last id of the previous page.
         """
         return admin_workers.listed(self.engine, pool, limit, after)
 
     def lookup(self, topic: str, ids: Iterable[str]) -> dict[str, IdState]:
-        """The state of each id: `"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"`."""
+        """
+        Look up the state of each id: `"unknown"`, `"waiting"`, `"leased"`, `"finished"` or
+        `"dead"`.
+        """
         return self.engine.lookup(check_topic(topic), arguments.texts("lookup", "ids", ids))
 
     # Handling
@@ -679,16 +683,17 @@ class Laneway:
         Register a function for the messages of a topic, or of all topics under a dotted prefix; the
         most specific pattern wins.
 
-        With `subscription` the function gets the copies of that subscription only, without it no
+        With `subscription`, the function gets only that subscription's copies; without it, no
         copies.
 
         `async def` runs on the event loop, `def` in threads, with `isolation="process"` in child
-        processes. `concurrency`: the most calls at once in one worker. `batch=n`: the function gets
-        a list of up to n messages; an error applies to all of them, or it returns a list with None
-        or an exception for each; `batch_wait`: how long a call waits for n messages, from its first
-        one (default: a call takes what is there). `soft_time_limit`: SoftTimeLimit is raised in the
-        function after this time. `time_limit`: the function is stopped after this time, or
-        after that of its topic's policy if that is shorter. Raises UsageError.
+        processes. `concurrency`: the maximum number of concurrent calls in one worker. `batch=n`:
+        the function gets a list of up to n messages; an error applies to all of them; to settle
+        them individually, return a list with None or an exception for each; `batch_wait`: how long
+        a call waits for n messages, from its first one (default: a call takes whatever is
+        available). `soft_time_limit`: raise SoftTimeLimit in the function after this time.
+        `time_limit`: stop the function after this time, or after its topic's policy if that is
+        shorter. Raises UsageError.
         """
         config.refuse_unknown("handler", unknown, config.options_of(Laneway.handler))
         return self.runtime.handlers.decorator(
@@ -739,19 +744,19 @@ class Laneway:
         (serial processing, merging) and `id` (repeating the call is a duplicate). `bind=True`: the
         first argument is the task itself. `base`: a subclass of `Task`, with hooks.
         `autoretry_for`: only these errors are retried, and never those of `dont_autoretry_for`.
-        `serializer`: "json", "msgpack" or "pickle"; with "pickle", everybody who can publish to the
+        `serializer`: "json", "msgpack" or "pickle"; with "pickle", anyone who can publish to the
         store can run code in its workers. `isolation`, `time_limit` and `soft_time_limit` are as in
         `handler`. docs/tasks.md lists all options.
 
-        All others are fields of the topic's policy (`rate`, `concurrency`, `retries` …). Raises
-        UsageError, BadPolicy.
+        All other options are fields of the topic's policy (`rate`, `concurrency`, `retries` …).
+        Raises UsageError, BadPolicy.
         """
         return decorator.decorated(self.runtime, function, base, options)
 
     def run_worker(self, **options: Unpack[WorkerOptions]) -> Summary:
         """
         Handle messages until SIGTERM or SIGINT, or with `burst` until nothing can run now. Returns
-        how many messages were handled, by outcome.
+        the number of handled messages by outcome.
 
         `WorkerOptions` has the options: `concurrency`, `pool`, `topics`, `processes` and others.
         Raises UsageError if an event loop runs in this thread (see `arun_worker`), and while a
@@ -766,19 +771,19 @@ class Laneway:
     async def arun_worker(self, **options: Unpack[EmbeddedOptions]) -> Summary:
         """
         Handle messages on the running event loop until cancelled, until `aclose`, or with `burst`
-        until nothing can run now. Returns how many messages were handled, by outcome.
+        until nothing can run now. Returns the number of handled messages by outcome.
 
-        When cancelled, it stops in order within `grace`; cancelled again, at once. It never changes
-        signal handlers.
+        When cancelled, it stops in order within `grace`; when cancelled again, immediately. It
+        never changes signal handlers.
         """
         return await EmbeddedWorker.of(self.runtime, "arun_worker", {**options}).arun()
 
     def worker(self, **options: Unpack[EmbeddedOptions]) -> EmbeddedWorker:
         """
-        A worker inside a program that does other things, too: `async with app.worker() as worker:`
-        runs it during the block.
+        Create a worker inside a program that does other work, too:
+        `async with app.worker() as worker:` runs it during the block.
 
-        `worker.stop()` ends it from any thread; `worker.run()` runs it in a thread of its own. It
+        `worker.stop()` ends it from any thread; `worker.run()` runs it in its own thread. It
         never changes signal handlers.
         """
         return EmbeddedWorker.of(self.runtime, "worker", {**options})
@@ -801,11 +806,11 @@ class Laneway:
     def push(self, pattern: str) -> None:
         """
         Send the messages of a topic, or of all topics under a dotted prefix, to their endpoints
-        (see `endpoint`), and those of their subscriptions to theirs.
+        (see `endpoint`), and the messages of their subscriptions to the subscriptions' endpoints.
 
         The workers of this program send; `laneway push` runs one. The pattern's policy gets the
         retry schedule of Standard Webhooks (`retries`, `backoff`), `ttl="4d"` and
-        `concurrency="auto"`, as far as this program has not set these fields. Needs the extra:
+        `concurrency="auto"`, unless this program sets these fields. Needs the extra:
         `pip install "laneway[push]"`. Raises UsageError, BadPolicy.
         """
         from laneway.push.handler import push  # noqa: PLC0415  # most programs push nothing
@@ -814,15 +819,15 @@ class Laneway:
 
     def endpoint(self, topic: str, /, **settings: Any) -> Endpoint:
         """
-        Create or change the endpoint of a topic, to which `push` sends its messages. Without
-        settings: the endpoint that it has.
+        Create or change the endpoint to which `push` sends a topic's messages. Without
+        settings, return the existing endpoint.
 
             app.endpoint("push.acme", url="https://acme.example/hooks", timeout=15)
 
         The endpoint of a subscription, like `push.acme#crm`, declares that subscription, too.
-        Settings that are left out stay as they are; None resets one. `docs/push.md` lists them.
-        A new endpoint gets a secret, which is the attribute `secret` of what this returns, once.
-        Raises UsageError, Refused if there is none, or if its secret cannot be stored.
+        Settings that are left out do not change; None resets one. `docs/push.md` lists them.
+        A new endpoint gets a secret, which only this call returns, as the attribute `secret`.
+        Raises UsageError; Refused if no endpoint exists, or if its secret cannot be stored.
         """
         from laneway.push.endpoint import set_endpoint  # noqa: PLC0415  # as in push
 
@@ -842,7 +847,7 @@ class Laneway:
         A topic for calls of any importable function: `app.queue("low").enqueue(function, 1,
         text="x")`.
 
-        The worker's program has to name the queue, too: functions are imported by name only for
+        The worker's program must name the queue, too: functions are imported by name only for
         named queues. `isolation="process"`: each call runs in a child process that can be killed.
         `default_timeout`: the time limit of calls that do not set one. Raises UsageError.
         """
@@ -851,9 +856,9 @@ class Laneway:
 
     def job(self, job_id: str, topic: str | None = None) -> Job[Any]:
         """
-        The handle of a task's call, by its id, from any process.
+        Return the handle of a task's call by its id, from any process.
 
-        `topic` is required if the id is your own and the topic depends on arguments; else it is
+        `topic` is required if you chose the id and the topic depends on arguments; else it is
         looked up.
         """
         return job_of(self.runtime, job_id, topic)
@@ -885,9 +890,9 @@ class Laneway:
         """
         The HTTP API (see docs/gateway.md) as an ASGI application, to be mounted in another one.
 
-        Until the namespace has tokens, it answers clients of this machine only, and no request
-        that shows a proxy; `is_open`: every client may do everything. `extensions`: pages of other
-        packages (see `laneway.gateway.extension`). Call its `close` at the end.
+        Until the namespace has tokens, it answers only clients on this machine, and no request
+        that came through a proxy; `is_open`: every client may do everything. `extensions`: pages of
+        other packages (see `laneway.gateway.extension`). Call its `close` at the end.
         """
         from laneway.gateway.gateway import Gateway  # noqa: PLC0415  # most programs serve none
 
@@ -911,8 +916,8 @@ class Laneway:
         Run a singleton: of all processes that run the election, one holds its term at a time.
 
         `career`: a class with `inaugurate()`, `execute(term)` and `hand_over()`, each a plain or a
-        coroutine function; or a function that makes such an object. Every term has a new one.
-        `term.number` is a fencing token for a store of your own: it grows with every term.
+        coroutine function; or a function that creates such an object. Every term gets a new
+        one. `term.number` is a fencing token for your own store: it grows with every term.
 
         `term`: how long the holder may be out of reach before another one takes over, from 0.5 s to
         1 h. `hand_over_within`: how long a holder may take to step down. `stalled_after`: a holder
@@ -920,8 +925,8 @@ class Laneway:
         election is kept, `"host:2181,host:2181/root"`; default: the store. `in_workers`: the
         application's workers are candidates. docs/elections.md tells more.
 
-        `election.run()`, `await election.arun()` or `election.start()` make this process a
-        candidate. Without a career, the election can only be read and asked to step down. Raises
+        `election.run()`, `await election.arun()` or `election.start()` makes this process
+        a candidate. Without a career, the election can only be read and asked to step down. Raises
         UsageError.
         """
         known = {"career", *config.options_of(Laneway.election)}
@@ -959,8 +964,8 @@ class Laneway:
 
         It is a generator function of the message (for a batch handler: the list) that yields once.
         The handler runs at the yield, and its error is raised there. The middleware's error is the
-        outcome: it may replace one error by another, or by Reject. Raises UsageError for another
-        function.
+        outcome: it may replace one error with another, or with Reject. Raises UsageError for
+        another function.
         """
         self.runtime.handlers.middlewares.add_middleware(middleware)
         return middleware
@@ -970,7 +975,7 @@ class Laneway:
         Carry a context variable from publisher to handler: the variable has the same value (any
         JSON value) while the message is handled.
 
-        `name`: of the header (default: the variable's name). Batch handlers and child processes do
+        `name`: the header's name (default: the variable's). Batch handlers and child processes do
         not get it.
         """
         publishing, handling = context.middlewares(variable, name)
@@ -981,8 +986,8 @@ class Laneway:
         """
         Register a hook: it is called with each message that a worker of this program has finished.
 
-        Hooks run one after the other in their own thread, after the engine has stored the outcome;
-        their errors are logged. They are not called for messages that end without a handler
+        Hooks run one at a time in their own thread, after the engine has stored the outcome; their
+        errors are logged. They are not called for messages that end without a handler
         (expired, purged, worker killed).
         """
         self.runtime.handlers.middlewares.add_hook("success", hook)

@@ -157,13 +157,14 @@ class Delivery:
         )
 
     def dead(self, reason: str = "rejected by the consumer") -> None:
-        """Make it a dead letter with this reason, of which 1,000 characters are stored."""
+        """Make it a dead letter with this reason; its first 1,000 characters are stored."""
         _check_text("dead", "reason", reason)
         self._settle(Settlement(self.lease.handle, self.lease.fence, "dead", reason=reason))
 
     def release(self, *, begun: bool = True, overload: Overload | None = None) -> None:
         """
-        Return it at once without counting an attempt; `begun=False` returns the rate permit, too.
+        Return it immediately without counting an attempt; `begun=False` returns the rate permit,
+        too.
 
         `overload`: as in `retry`.
         """

@@ -1,9 +1,9 @@
 """
-What a line of a handler is about, for logging of your own: the message, its topic, the attempt, the
+The context of a handler's log lines, for your own logging: the message, its topic, the attempt, the
 task.
 
-`laneway worker` adds it to every line by itself, unless the program has set up logging. Then use
-one of these.
+`laneway worker` adds it to every line automatically, unless the program has set up logging. Then
+use one of these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def add_fields(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
     """
-    A processor for structlog: adds `message`, `topic`, `attempt` and `task`, also to Laneway's own
+    A processor for structlog: adds `message`, `topic`, `attempt` and `task`, even to Laneway's own
     lines in a `ProcessorFormatter`.
     """
     recorded = getattr(event.get("_record"), FIELDS, None)

@@ -63,14 +63,15 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
     - `topic`: any name of at most 255 bytes, dotted by habit, without control characters and `*`.
     - `body`: anything that JSON can hold, or bytes, which are stored as they are.
-    - `key`: what messages about the same thing share, for serial processing, merging and
+    - `key`: shared by messages about the same thing, for serial processing, merging and
       partitions; at most 512 bytes.
     - `priority`: an integer up to ±(2**52 - 1); a larger number is delivered first.
     - `delay`: how long to wait before delivery (seconds, `timedelta` or `"10m"`).
     - `at`: when to deliver (aware `datetime` or Unix time in seconds), instead of `delay`.
     - `ttl`: how long it may wait before it expires (as `delay`); default: the policy's.
-    - `id`: your own, unique in its topic. Publishing it again while it waits or is leased, and
-      later as long as the policy's `dedupe` says, is a `"duplicate"`. Default: a generated id.
+    - `id`: an id that you choose, unique in its topic. Publishing it again while it waits or
+      is leased, and later within the policy's `dedupe`, is a `"duplicate"`. Default: a generated
+      id.
     - `headers`: short texts by name.
     - `at_front`: deliver it before all others of its priority.
     - `cost`: how many permits of the rates of topic, gates and group a delivery uses; a whole
@@ -124,9 +125,9 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     """
     The answer to a publish.
 
-    - `id`: the message's id, your own or a generated one.
-    - `topic`: its topic; of a refused message, the topic whose backlog is full.
-    - `outcome`: see `Outcome`. Only `publish_many` answers `"refused"`; `publish` raises
+    - `id`: the message's id, chosen or generated.
+    - `topic`: its topic; for a refused message, the topic whose backlog is full.
+    - `outcome`: see `Outcome`. Only `publish_many` returns `"refused"`; `publish` raises
       BacklogFull instead.
     - `joined`: the id of the waiting message, if the outcome is `"merged"`.
     - `reason`: the limit, if the outcome is `"refused"` or `"dropped"`.

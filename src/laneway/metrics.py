@@ -77,7 +77,7 @@ def measure(
     Count and time what the application publishes and handles in this process, and serve it.
 
     - `laneway_process_published_total{kind, outcome}`: messages by the outcome of their publish.
-    - `laneway_handled_total{kind, outcome}`: runs by their end: success, retry, dead, back_off (the
+    - `laneway_handled_total{kind, outcome}`: runs by outcome: success, retry, dead, back_off (the
       destination was unavailable).
     - `laneway_failures_total{kind, error}`: runs that raised, by the type of the error.
     - `laneway_handler_seconds{kind}`: how long handlers run. `laneway_waited_seconds{kind}`: from
@@ -87,8 +87,8 @@ def measure(
     `kind` is the task, or the pattern one level above the topic, so that a million topics are not a
     million series.
 
-    Arguments: `port`: where to serve; if it is taken, the next free one of 20; None: not served
-    here. `address`: default loopback; `"0.0.0.0"`: every network. `registry`: default
+    Arguments: `port`: where to serve; if it is taken, the next free one of 20; None does not
+    serve them. `address`: default loopback; `"0.0.0.0"`: every network. `registry`: default
     prometheus_client's. `store`: serve the gauges of the store too, as `laneway exporter` does; use
     it in one process only. `workers_only`: open the port when a worker starts in this process, and
     not in other programs that import the application.

@@ -75,8 +75,8 @@ class Backoff(msgspec.Struct, frozen=True):
     The delay before a message's next attempt: `base` · `factor`^(attempt - 1), at most `cap`.
 
     - `base`, `cap`: seconds, 0 … 100 years. `factor`: 1 … 1,000.
-    - `jitter`: draw the delay evenly between 0 and that ("full jitter"), so that messages that
-      failed together are not tried again together.
+    - `jitter`: draw the delay evenly between 0 and that value ("full jitter"), so that
+      messages that failed together are not retried together.
     - `delays`: instead of the three, the delay after each failure in seconds; the last one repeats.
       With `jitter` each is drawn within ±20 %.
     """

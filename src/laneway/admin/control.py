@@ -32,15 +32,15 @@ class Control(Noun):
 
     def drain(self, worker_id: str, *, timeout: Duration = 5.0) -> None:
         """
-        Tell a worker to take no more messages, to finish those that run, and to end.
+        Tell a worker to lease no more messages, finish those that run, and exit.
 
-        Raises Refused if no worker has this id, or it has not confirmed that within `timeout`.
+        Raises Refused if no worker has this id, or if it does not confirm within `timeout`.
         """
         self._command("drain", worker_id, timeout)
 
     def stacks(self, worker_id: str, *, timeout: Duration = 5.0) -> str:
         """
-        Return what a worker does: its messages, and the stack of each thread and coroutine.
+        Return what a worker is doing: its messages, and the stack of each thread and coroutine.
 
         Raises Refused if no worker has this id, or it did not answer within `timeout`.
         """

@@ -151,7 +151,7 @@ class DeadLetters(Noun):
         self, topic: str | None = None, *, limit: int = 50, after: int = 0
     ) -> builtins.list[DeadLetter]:
         """
-        List them, oldest first. `after`: the number of the last dead letter of the page before.
+        List them, oldest first. `after`: the number of the last dead letter of the previous page.
         """
         return find(self._runtime.engine, topic, limit=limit, after=after)
 
@@ -165,7 +165,7 @@ class DeadLetters(Noun):
     ) -> int:
         """
         Put them back into their topics, oldest first: all immediately, or at a rate (`"10/s"`), and
-        at most `limit`. Returns how many. Raises BadPolicy for a wrong rate.
+        at most `limit`. Returns the number of messages. Raises BadPolicy for a wrong rate.
         """
         return redrive(self._runtime.engine, topic, ids, rate=rate, limit=limit)
 
@@ -176,7 +176,7 @@ class DeadLetters(Noun):
         *,
         limit: int | None = None,
     ) -> int:
-        """Delete them, oldest first and at most `limit`. Returns how many."""
+        """Delete them, oldest first and at most `limit`. Returns the number of messages."""
         return drop(self._runtime.engine, topic, ids, limit=limit)
 
     alist = async_variant(list)

@@ -176,7 +176,8 @@ class Policies(Noun):
 
     def copy(self, to: Application) -> int:
         """
-        Copy all policies and gates to another application's namespace. Returns how many policies.
+        Copy all policies and gates to another application's namespace. Returns the number of
+        policies.
         """
         return copy(self._runtime.engine, _engine_of("policies.copy", to))
 
@@ -196,8 +197,8 @@ class Gates(Noun):
 
     def reset(self, name: str) -> bool:
         """
-        Open a gate that owes permits, such as after a message of a high cost: its rate has the
-        whole burst again. Its leases stay. Returns False if the gate is not defined.
+        Open a gate that owes permits, for example after a message of a high cost: its rate has
+        the whole burst again. Its leases stay. Returns False if the gate is not defined.
         """
         return self._runtime.engine.gate_reset(arguments.name("gates.reset", "the name", name))
 

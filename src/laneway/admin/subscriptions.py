@@ -58,7 +58,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     - `name`: like `audit`. `topic`: the topic of its copies, like `orders#audit`.
     - `kind`: see `Laneway.subscribe`. `where`: the headers that it takes; empty: every message.
-    - `expires`: after how many seconds without use it gets no more copies; None: never.
+    - `expires`: after how many seconds without use it gets no more copies, or None for never.
     - `pattern`: the topic or pattern for which it is declared. `layer`: `code` or `operator`.
     - `waiting`, `leased`, `dead`: how many messages it has.
     """
@@ -382,8 +382,8 @@ def _info(
 
 def remove(engine: FullEngine, pattern: str, name: str) -> int:
     """
-    Remove a subscription of a topic or pattern, and everything that its topics hold. Returns how
-    many messages were removed. Raises Refused if there is none.
+    Remove a subscription of a topic or pattern, and everything that its topics hold. Returns the
+    number of removed messages. Raises Refused if there is none.
     """
     check_pattern(pattern)
     field = subscriptions.field_of(name)
@@ -460,7 +460,7 @@ class Subscriptions(Noun):
     def remove(self, pattern: str, name: str) -> int:
         """
         Remove a subscription of a topic or pattern, with everything that waits in it, its leases
-        and dead letters. Returns how many messages were removed. Raises Refused if it does not
+        and dead letters. Returns the number of removed messages. Raises Refused if it does not
         exist.
         """
         return remove(self._runtime.engine, pattern, name)

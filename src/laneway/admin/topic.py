@@ -110,7 +110,7 @@ class Topic(Noun):
         return Topic(self._runtime, topic_of(self.name, name))
 
     def unsubscribe(self, name: str) -> int:
-        """As `app.subscriptions.remove`, of this topic."""
+        """As `app.subscriptions.remove`, for this topic."""
         return admin_subscriptions.remove(self._runtime.engine, self.name, name)
 
     def subscriptions(self) -> list[SubscriptionInfo]:
@@ -123,7 +123,7 @@ class Topic(Noun):
         app.topic("orders#audit").consumer() as consumer:`.
 
         `term`: how long it may be out of reach before another one takes over, from 0.5 s to 1 h.
-        `wait`: how long to wait for a failover subscription; None: as long as it takes. Raises
+        `wait`: how long to wait for a failover subscription; None waits as long as it takes. Raises
         UsageError; the `with` block raises Refused.
         """
         return Consumer(lambda: self._runtime.engine, self.threads, self.name, term=term, wait=wait)
@@ -144,10 +144,10 @@ class Topic(Noun):
 
     def back_off(self, duration: Duration) -> bool:
         """
-        Deliver nothing for a time, as if the destination were unavailable; then one message until
-        one is acked. 0: end the back-off.
+        Deliver nothing for a time, as if the destination were unavailable; then one message at a
+        time until one is acked. 0 ends the back-off.
 
-        Returns False if nothing waits or is leased, so that there is nothing to hold. Raises
+        Returns False if no message waits or is leased, so there is nothing to hold. Raises
         UsageError.
         """
         seconds = arguments.seconds(f"topic {self.name}", "the back-off", duration)
@@ -157,52 +157,53 @@ class Topic(Noun):
         """
         Make a message ready now that is delayed, waits for a retry, or is dead.
 
-        Raises Refused if there is no such message, or it is ready or leased.
+        Raises Refused if the message does not exist or is ready or leased.
         """
         messages.act(self._runtime.engine, "retry", message_id, self.name)
 
     def make_dead(self, message_id: str, reason: str | None = None) -> None:
         """
-        Make a message a dead letter that waits. `reason`: kept with it.
+        Make a waiting message a dead letter. `reason`: stored with it.
 
-        Raises Refused if there is no such message, or it is leased or dead.
+        Raises Refused if the message does not exist or is leased or dead.
         """
         messages.act(self._runtime.engine, "dead", message_id, self.name, reason)
 
     def drop(self, message_id: str) -> None:
         """
-        Remove a message that waits or is dead.
+        Remove a waiting or dead message.
 
-        Raises Refused if there is no such message, or it is leased.
+        Raises Refused if the message does not exist or is leased.
         """
         messages.act(self._runtime.engine, "drop", message_id, self.name)
 
     def release(self, message_id: str) -> None:
         """
-        End the lease of a message whose holder has ended; it is delivered again.
+        End the lease of a message whose holder has ended, so that it is delivered again.
 
-        A holder that is alive cannot settle it any more. No attempt is counted. Raises Refused if
-        there is no such message, or it is not leased.
+        A holder that is still alive can no longer settle it. No attempt is counted. Raises Refused
+        if the message does not exist or is not leased.
         """
         messages.act(self._runtime.engine, "release", message_id, self.name)
 
     def purge(self) -> int:
         """
-        Remove all waiting messages; leased ones settle as usual. Returns how many were removed.
+        Remove all waiting messages; leased ones settle as usual. Returns the number of removed
+        messages.
         """
         return self._runtime.engine.topic_purge(self.name)
 
     def delete(self) -> int:
         """
         Remove everything: waiting and leased messages, dead letters, known ids, counters. Returns
-        how many messages were removed.
+        the number of removed messages.
         """
         return self._runtime.engine.topic_delete(self.name)
 
     def peek(self, limit: int = 10, *, state: HeldState | None = None) -> list[Message]:
         """
-        The messages that will be delivered next, in order, then the delayed ones. Nothing is
-        changed. `state`: only those that are `"ready"`, `"parked"`, `"delayed"` or `"leased"`.
+        Return the messages that will be delivered next, in order, then the delayed ones.
+        Changes nothing. `state`: only `"ready"`, `"parked"`, `"delayed"` or `"leased"` messages.
 
         Raises UsageError.
         """
@@ -216,16 +217,19 @@ class Topic(Noun):
         ]
 
     def lookup(self, ids: Iterable[str]) -> dict[str, IdState]:
-        """The state of each id: `"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"`."""
+        """
+        Look up the state of each id: `"unknown"`, `"waiting"`, `"leased"`, `"finished"` or
+        `"dead"`.
+        """
         return self._runtime.engine.lookup(self.name, arguments.texts("lookup", "ids", ids))
 
     def wait_done(self, timeout: Duration | None = None) -> bool:
         """
         Wait until every message that was published to the topic before this call is finished:
-        acked, dead, expired or removed. What handlers publish meanwhile is not waited for, see
-        `wait_idle`.
+        acked, dead, expired or removed. It does not wait for messages that handlers publish
+        meanwhile; see `wait_idle`.
 
-        Returns False if the timeout is over first.
+        Returns False after the timeout.
         """
         return DoneWait(self._runtime, self.name).run(timeout)
 
@@ -235,10 +239,10 @@ class Topic(Noun):
 
     def wait_idle(self, timeout: Duration | None = None) -> bool:
         """
-        Wait until nothing waits in the topic, delayed messages included, and nothing of it is
+        Wait until no message waits in the topic, delayed messages included, and none is
         leased. See `Laneway.wait_idle` for several topics.
 
-        Returns False if the timeout is over first.
+        Returns False after the timeout.
         """
         return IdleWait(self._runtime, self.name).run(timeout)
 
@@ -248,8 +252,8 @@ class Topic(Noun):
 
     def dead_letters(self, limit: int = 50, *, after: int = 0) -> list[DeadLetter]:
         """
-        List its dead letters, oldest first. `after`: the number of the last letter of the page
-        before.
+        List its dead letters, oldest first. `after`: the number of the last dead letter of the
+        previous page.
         """
         return dead_letters.find(self._runtime.engine, self.name, limit=limit, after=after)
 
@@ -261,8 +265,8 @@ class Topic(Noun):
         limit: int | None = None,
     ) -> int:
         """
-        Put dead letters back, all or those with these ids, oldest first: all at once or at a rate
-        (`"10/s"`), and at most `limit`. Returns how many.
+        Put dead letters back, all or those with these ids, oldest first: all immediately or at a
+        rate (`"10/s"`), and at most `limit`. Returns the number of messages.
         """
         return dead_letters.redrive(self._runtime.engine, self.name, ids, rate=rate, limit=limit)
 
@@ -271,7 +275,7 @@ class Topic(Noun):
     ) -> int:
         """
         Delete dead letters, all or those with these ids, oldest first and at most `limit`. Returns
-        how many.
+        the number of messages.
         """
         return dead_letters.drop(self._runtime.engine, self.name, ids, limit=limit)
 

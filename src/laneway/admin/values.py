@@ -40,16 +40,16 @@ class Values(Noun):
     """
     Small values by name, such as results, counters and marks of presence: `app.values`.
 
-    A value is bytes; text is stored as UTF-8. Each expires `ttl` after it was last written. They
-    are as durable as messages, and every process of the namespace sees the same.
+    A value is bytes; text is stored as UTF-8. Each expires `ttl` after it was last written.
+    Values are as durable as messages, and every process of the namespace sees the same ones.
     """
 
     def get(self, name: str) -> bytes | None:
-        """Return a value, or None if there is none, or it has expired."""
+        """Return a value, or None if it does not exist or has expired."""
         return self.get_many([name])[0]
 
     def get_many(self, names: Iterable[str]) -> list[bytes | None]:
-        """Return many values in the order of their names; None: as in `get`."""
+        """Return many values in the order of their names; None means the same as in `get`."""
         checked = [_checked("get", name) for name in arguments.texts("get", "names", names)]
         if not checked:
             return []
@@ -64,7 +64,8 @@ class Values(Noun):
         self, name: str, before: bytes | str | None, value: bytes | str, *, ttl: Duration
     ) -> bool:
         """
-        Store a value if the stored one is `before` (None: there is none). Returns whether it was.
+        Store a value if the stored one is `before` (None: no value is stored). Returns whether it
+        was stored.
 
         Raises UsageError, and EngineUnavailable, whose `applied` is None if the value may have been
         stored.
@@ -77,8 +78,9 @@ class Values(Noun):
         """
         Add a whole number to a counter, which begins at 0. Returns the sum.
 
-        Each call of many processes counts once. `get` returns the sum as decimal digits. Raises
-        UsageError, also if the value is no whole number; EngineUnavailable.
+        Concurrent calls of many processes are all counted. `get` returns the sum as decimal
+        digits. Raises UsageError, which includes a value that is not a whole number;
+        EngineUnavailable.
         """
         amount = arguments.whole("add", "amount", amount, least=-(1 << 62), most=1 << 62)
         while True:
@@ -93,15 +95,15 @@ class Values(Noun):
                 return total
 
     def delete(self, name: str) -> None:
-        """Delete a value, if there is one."""
+        """Delete a value, if it exists."""
         self._runtime.engine.delete_result(MARK + _checked("delete", name), name)
 
     def wait_for(
         self, name: str, *, unlike: bytes | None = None, timeout: Duration | None = None
     ) -> bytes | None:
         """
-        Wait until a value is stored that is not `unlike`, at most `timeout`; None: for any length
-        of time. Returns the value, or None after the timeout. Raises UsageError, EngineUnavailable.
+        Wait until a value is stored that is not `unlike`, at most `timeout`; None waits
+        forever. Returns the value, or None after the timeout. Raises UsageError, EngineUnavailable.
         """
         seconds = arguments.seconds_or_none("wait_for", "timeout", timeout)
         value: bytes | None = None

@@ -16,10 +16,10 @@ class Stats(TopicStats):
     """
     A topic's counters.
 
-    `oldest_age`: seconds that the oldest ready message has waited, None if there is none.
+    `oldest_age`: seconds that the oldest ready message has waited, or None without one.
     `now`: the store's time of the counters, in Unix seconds.
     `repeats`: the part (0 … 1) of `sampled` waiting messages that would merge into another one of
-    the sample; None: no sample was taken.
+    the sample, or None without a sample.
     """
 
     oldest_age: float | None = None

@@ -66,11 +66,12 @@ class WorkerInfo(msgspec.Struct, kw_only=True):
     A worker that serves the namespace, as of its last heartbeat.
 
     - `id`, `host`, `pid`: the worker.
-    - `state`: `"running"`; `"stopping"`: it only ends what runs; `"dead"`: no heartbeat in time.
+    - `state`: `"running"`; `"stopping"`: it only finishes running handlers; `"dead"`: no heartbeat
+      in time.
     - `program`, `version`: the application's; `laneway`: the version of Laneway.
-    - `pools`: what it serves; `topics`: the only topics (None: all of the pools); `patterns`: what
-      its handlers cover (None: any topic).
-    - `concurrency`: how many handlers it runs at once at most; `busy`: how many run; `leased`: the
+    - `pools`: the pools that it serves; `topics`: the only topics (None: all of the pools);
+      `patterns`: the topics that its handlers cover (None: any).
+    - `concurrency`: the maximum number of concurrent handlers; `busy`: how many run; `leased`: the
       leases that it holds.
     - `oldest_topic`, `oldest_id`, `oldest_since`: the message whose handler has run for the longest
       time, and since when.

@@ -53,7 +53,7 @@ def dead(session: Session, message_id: str, *, topic: str | None, reason: str | 
 @_topic
 @pass_session
 def drop(session: Session, message_id: str, *, topic: str | None) -> None:
-    """Remove a message that waits or is dead."""
+    """Remove a waiting or dead message."""
     _act(session, "drop", message_id, topic)
 
 

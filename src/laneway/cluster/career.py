@@ -39,16 +39,16 @@ is given up then.
 class Career(Protocol):
     """
     One term of office. The three methods may be plain or coroutine functions; `inaugurate` and
-    `hand_over` may take the term, too.
+    `hand_over` may also take the term.
 
-    Each term has an object of its own, so nothing of an earlier term is left in it.
+    Each term has its own object, so nothing is left over from an earlier term.
     """
 
     # properties, because a protocol's method cannot have a parameter that may be missing
 
     @property
     def inaugurate(self) -> Callable[..., Any]:
-        """Take over: read where the holder before has stopped. No other holder is active."""
+        """Take over: read where the previous holder stopped. No other holder is active."""
 
     @property
     def execute(self) -> Callable[[Term], Any]:
@@ -59,7 +59,7 @@ class Career(Protocol):
 
     @property
     def hand_over(self) -> Callable[..., Any]:
-        """Leave the work so that the successor can go on. Not called once the term is lost."""
+        """Leave the work so that the successor can continue. Not called once the term is lost."""
 
 
 def check_career(call: str, make: object) -> None:

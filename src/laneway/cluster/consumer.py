@@ -102,9 +102,9 @@ class Consumer:
                 ...
                 consumer.ack_until(deliveries[-1])
 
-    Entering the block raises Refused if another process holds an exclusive subscription; of a
-    failover subscription it waits for its turn. Each method raises TermLost once this process does
-    not hold it any more; its leases have ended then.
+    Entering the block raises Refused if another process holds an exclusive subscription; for
+    a failover subscription, it waits for its turn. Each method raises TermLost once this process no
+    longer holds the subscription; its leases have ended then.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Consumer:
     def fence(self) -> int:
         """
         The number of this consumer's term: larger than that of every consumer before. Write it with
-        each change in a store of your own, and let that store refuse a smaller one.
+        each change to your own store, and let that store refuse a smaller one.
         """
         return self._held_term().number
 
@@ -301,9 +301,9 @@ class Consumer:
 
     def ack_until(self, delivery: Delivery) -> int:
         """
-        Ack this delivery and all that this consumer got before it and has not settled, in one step;
-        of topics on several shards in one step on each. Returns how many. Raises LeaseLost if one
-        of their leases had ended; the others are finished nevertheless.
+        Ack this delivery and all earlier ones that this consumer has not settled, in one step; for
+        topics on several shards, in one step on each. Returns how many. Raises LeaseLost if one of
+        their leases had ended; the others are finished nevertheless.
         """
         self._held_term()
         with self._lock:

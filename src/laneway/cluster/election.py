@@ -49,7 +49,7 @@ LOOK_AGAIN = 0.1
 
 class Election(Noun):
     """
-    Of all processes that run an election, one holds its term; see `Laneway.election`.
+    An election: one of the processes that run it holds its term; see `Laneway.election`.
 
     `run` and `arun` make this process a candidate. `state` and `step_down` work in any process.
     """
@@ -76,11 +76,11 @@ class Election(Noun):
     def run(self, *, terms: int | None = None) -> int:
         """
         Be a candidate until `stop`, SIGTERM or SIGINT, and serve every term that is won. A holder
-        that is stopped hands over first; a second signal ends it at once.
+        that is stopped hands over first; a second signal ends it immediately.
 
-        `terms`: end after having held so many. Plain functions of the career run in a thread of
-        their own, one after the other; coroutine functions on an event loop in this thread. Returns
-        how many terms were held. Raises UsageError if an event loop runs in this thread: use
+        `terms`: end after having held this many. The career's plain functions run in their own
+        thread, one after the other; coroutine functions on an event loop in this thread. Returns
+        the number of terms held. Raises UsageError if an event loop runs in this thread: use
         `arun`; and if this election runs in this process already.
         """
         refuse_while_importing("election.run")
@@ -91,14 +91,14 @@ class Election(Noun):
     async def arun(self, *, terms: int | None = None) -> int:
         """
         As `run`, on the running event loop, without signals. If it is cancelled, a holder hands
-        over first; if it is cancelled again, it ends at once.
+        over first; if it is cancelled again, it ends immediately.
         """
         with self._running(terms) as campaign:
             return await campaign.arun()
 
     def start(self) -> threading.Thread:
         """
-        Be a candidate in a thread of its own, until `stop`; beside whatever else the process does.
+        Be a candidate in a separate thread until `stop`, while the process does other work.
         Returns the thread. Raises UsageError if this election runs in this process already.
         """
         refuse_while_importing("election.start")
@@ -119,8 +119,8 @@ class Election(Noun):
 
     def stop(self) -> None:
         """
-        End this process's candidacy; if it holds the term, it hands over first. From any thread;
-        does not wait.
+        End this process's candidacy; if it holds the term, it hands over first. Can be called
+        from any thread; does not wait.
         """
         with self._lock:
             campaign = self._campaign if self._pid == os.getpid() else None
@@ -171,13 +171,13 @@ class Election(Noun):
 
     def step_down(self, *, wait: Duration | None = None) -> ElectionState:
         """
-        Ask the holder, in whatever process, to step down: its `term.ending` happens, and it has
-        `hand_over_within` to hand over. Returns whom was asked; its `state` is `"free"` if nobody
-        holds the term.
+        Ask the holder, in any process, to step down: its `term.ending` is set, and it has
+        `hand_over_within` to hand over. Returns the state with the holder that was asked; `state`
+        is `"free"` if nobody holds the term.
 
         `wait`: return only when that term has ended, at most after this time; the answer is the
         state then. A process that has stepped down is a candidate again after a moment, and wins
-        if there is no other. Raises EngineUnavailable.
+        if it is the only one. Raises EngineUnavailable.
         """
         seconds = arguments.seconds_or_none("step_down", "wait", wait)
         store = self._store()

@@ -93,9 +93,10 @@ class Term:
     A term of an election, for its holder.
 
     `name`: the election's. `number`: the fencing token; it is larger than the number of every
-    earlier term. Write it with every change in a store of your own, and let that store refuse a
-    number below the highest that it has seen. `was_handed_over`: whether the holder before has
-    handed over; False also for the first holder, and after a crash: repair what may be half done.
+    earlier term. Write it with every change to your own store, and let that store refuse a
+    number below the highest that it has seen. `was_handed_over`: whether the previous holder has
+    handed over; False for the first holder and after a crash, too: then repair what may be half
+    done.
     """
 
     def __init__(self, name: str, number: int, until: float, *, was_handed_over: bool) -> None:
@@ -117,7 +118,7 @@ class Term:
     @property
     def ending(self) -> TermEvent:
         """
-        Happens when the holder is to step down, or has lost the term: end `execute` soon.
+        Set when the holder is to step down, or has lost the term: end `execute` soon.
 
         `while not term.ending:`, `term.ending.wait(10)`, `await term.ending`.
         """
@@ -139,7 +140,8 @@ class Term:
 
     def sleep(self, duration: Duration) -> bool:
         """
-        Wait so long, or until the term is ending. Returns whether to go on: `while term.sleep(60):`
+        Wait this long, or until the term is ending. Returns whether to continue:
+        `while term.sleep(60):`
         """
         return not self.ending.wait(arguments.seconds("sleep", "duration", duration))
 
@@ -153,8 +155,8 @@ class Term:
 
     def atomic(self, cancel: Callable[[], object] | None = None) -> AtomicStep:
         """
-        Declare a step atomic: it is aborted at once when the term is ending, because nothing of it
-        remains then; for example a transaction, which is rolled back.
+        Declare a step atomic, such as a transaction that is rolled back: it is aborted immediately
+        when the term is ending, and leaves nothing behind.
 
         `with term.atomic(), connection:` raises StepAborted inside the block; `async with` cancels
         it, and raises StepAborted at its end. Let the error end `execute`. `cancel` is called, too,

@@ -40,12 +40,13 @@ class ElectionState(msgspec.Struct, frozen=True, kw_only=True):
     An election as the store knows it.
 
     - `number`: of the current term, or of the last one; 0 before the first term.
-    - `state`: `"held"`; `"stepping down"`: the holder was asked to, or does so by itself; `"free"`.
-    - `holder`: host and process id of the holder, like `"web-3:4711"`. None: nobody.
+    - `state`: `"held"`; `"stepping down"`: the holder was asked to, or does so on its own;
+      `"free"`.
+    - `holder`: host and process id of the holder, like `"web-3:4711"`, or None.
     - `candidate`: the holder's id, which differs between all candidates.
-    - `since`: when the present or last term began.
-    - `left`: seconds until the term ends unless it is renewed. None: nobody holds it, or the store
-      does not say (ZooKeeper).
+    - `since`: when the current or last term began.
+    - `left`: seconds until the term ends unless it is renewed, or None if nobody holds it or the
+      store does not report it (ZooKeeper).
     - `handed_over`: the last term ended by the holder's `hand_over`.
     """
 

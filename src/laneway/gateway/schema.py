@@ -488,8 +488,8 @@ class PolicyChange(msgspec.Struct, omit_defaults=True):
 
 class GateBody(_Body):
     """
-    The limits of a gate: a rate, a concurrency, or both. `max_cost`: the largest cost of a message;
-    default: what the rate produces in 60 s, at least its burst.
+    The limits of a gate: a rate, a concurrency, or both. `max_cost`: the maximum cost of a message;
+    default: what the rate produces in 60 s, but at least its burst.
     """
 
     rate: float | str | None = None

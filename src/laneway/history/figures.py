@@ -38,9 +38,9 @@ class HistoryRow(msgspec.Struct, kw_only=True):
       is longer than the step if no process took samples meanwhile.
     - `published`, `delivered`, `done`, `retried`, `died`, `merged`: how many messages. One that
       merged into a waiting one does not count as published.
-    - `throttled`: for how many seconds rates held ready messages back, of all topics together.
-    - `waiting`: messages that waited at the end. `oldest`: the age of the oldest one, in seconds;
-      None: nothing waited, or it is unknown.
+    - `throttled`: the seconds for which rates held ready messages back, summed over all topics.
+    - `waiting`: messages that waited at the end. `oldest`: the age of the oldest one, in seconds,
+      or None if nothing waited or it is unknown.
     """
 
     start: float
@@ -67,7 +67,7 @@ class HistoryRow(msgspec.Struct, kw_only=True):
 
 
 class HistoryPart(HistoryRow, kw_only=True):
-    """What happened in the topics of a tier and pattern, as a row of the whole time."""
+    """What happened in the topics of a tier and pattern, as one row for the whole time."""
 
     tier: str
     pattern: str
@@ -91,8 +91,8 @@ class WaitingTimes(msgspec.Struct):
 
     def quantile(self, part: float) -> float | None:
         """
-        Return the bound in seconds under which this part (0 … 1) of the messages waited; None:
-        there is no message, or no bound is large enough.
+        Return the bound in seconds below which this part (0 … 1) of the messages waited, or
+        None without messages or a large enough bound.
         """
         if not 0 <= part <= 1:
             raise UsageError(f"quantile: expected a part from 0 to 1, got {part!r}")
@@ -111,19 +111,20 @@ class History(msgspec.Struct, kw_only=True):
     seconds, by the store's clock.
 
     - `now`: when it was read. `step`: the interval of its rows.
-    - `rows`: the intervals in which samples were taken, the oldest first; the last one goes on.
+    - `rows`: the intervals in which samples were taken, the oldest first; the last one is still
+      open.
     - `parts`: each tier and pattern, the largest backlog first.
     - `noisy`, `others`: waiting times at delivery; the noisiest 1 % of the topics (at least one)
-      and the rest. They are those of tiers, so a pattern makes no difference.
+      and the rest. They are counted by tier, so a pattern makes no difference.
     - `waiting`, `oldest`: now.
     - `inflow`, `outflow`: messages published per second, and done or died, in the last minute.
-    - `growth`: by how many messages a second `waiting` has grown in the last minute; below 0: it
-      has fallen.
-    - `drain_seconds`: the time until nothing waits, at that growth; None: it does not drain.
-    - `max_backlog`: the limit that is reached first, as messages of `full_topic`; of the namespace
-      if that is None. None: there is no limit.
-    - `full_seconds`: the time until then, at that growth, if all of it is in that topic: so it is
-      the earliest. None: it does not fill.
+    - `growth`: the messages per second by which `waiting` has grown in the last minute; negative
+      if it has fallen.
+    - `drain_seconds`: the time until nothing waits, at that growth, or None if it does not drain.
+    - `max_backlog`: the limit that is reached first, in messages: that of `full_topic`, or of the
+      namespace if that is None. None: no limit exists.
+    - `full_seconds`: the earliest time until then, if all of that growth is in that topic, or
+      None if it does not fill.
     """
 
     now: float

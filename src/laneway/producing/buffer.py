@@ -42,12 +42,12 @@ class Buffer:
     """
     The options of `Laneway(buffer=…)`.
 
-    `max_messages`, `max_bytes` (bodies; a number or text like "64MB"): the bounds of what is
-    buffered and not sent yet. `on_full`: what `publish` does beyond them: `"block"` waits for room,
+    `max_messages`, `max_bytes` (bodies; a number or text like "64MB"): the limits of the
+    messages not sent yet. `on_full`: what `publish` does beyond them: `"block"` waits for room,
     `"raise"` raises ProducerFull, `"drop"` drops and reports the new message. `flush_count`,
-    `flush_interval`: the buffer is sent when it has so many messages, or so long after the first
-    of them. `exit_timeout`: how long `close` and the end of the program wait until everything is
-    sent; the rest is reported. Durations are seconds, `timedelta` or text like "10m". Raises
+    `flush_interval`: the buffer is sent when it has this many messages, or this long after the
+    first of them. `exit_timeout`: how long `close` and the end of the program wait until everything
+    is sent; the rest is reported. Durations are seconds, `timedelta` or text like "10m". Raises
     UsageError.
     """
 

@@ -66,7 +66,7 @@ class OutboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `waiting`: committed messages that the store has not accepted. `oldest_at`: when the oldest
       of them was published (Unix time in seconds).
     - `rejected`: messages that the store refused; the column `reason` has why.
-    - `forwarder`: the process that forwards now; None: none.
+    - `forwarder`: the process that forwards now, or None.
     - `error`: why the last attempt failed, if it did.
     """
 

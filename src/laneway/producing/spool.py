@@ -49,13 +49,13 @@ class Spool:
 
     `path`: the SQLite file, on a local disk; it is created at first use, and several processes may
     share it. `max_messages`, `max_bytes` (bodies; a number or text like "10GB"), `max_age`: the
-    spool is full while it holds so much, or while its oldest message is older; None: no bound.
+    spool is full while it holds this much, or while its oldest message is older; None: no limit.
     `on_full`: what `publish` does then: `"block"` waits for room, `"raise"` raises ProducerFull,
     `"drop"` drops and reports the new message. `sync`: how often the file is written to the disk;
-    a power cut loses at most this last time; 0: before each `publish` returns. `exit_timeout`: how
-    long `close` and the end of the program wait while the store takes messages, also through an
-    outage of less than 30 s; what is left stays in the file. Durations are seconds, `timedelta` or
-    text like "10m". Raises UsageError.
+    a power cut loses at most what was published in this last interval; 0 writes before each
+    `publish` returns. `exit_timeout`: how long `close` and the end of the program wait while the
+    store accepts messages, even through an outage of less than 30 s; the rest stays in the file.
+    Durations are seconds, `timedelta` or text like "10m". Raises UsageError.
     """
 
     def __init__(

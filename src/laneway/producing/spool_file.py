@@ -120,10 +120,10 @@ class SpoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `waiting`, `bytes`: messages that the store has not accepted, and the size of their bodies.
     - `oldest_at`: when the oldest of them was published (Unix time in seconds).
     - `unclear`: how many of them were sent without an answer; they are sent again in the same way,
-      and the store takes each once.
+      and the store accepts each once.
     - `rejected`: how many messages the store refused; `reasons` has the latest ones, as (topic,
       id, reason).
-    - `forwarder`: the process that forwards now; None: none.
+    - `forwarder`: the process that forwards now, or None.
     - `error`: why the last attempt failed, if it did; `error_at`: when.
     """
 

@@ -23,7 +23,7 @@ class Endpoints(Noun):
     ) -> builtins.list[Endpoint]:
         """
         Create or change many endpoints, given as pairs of topic and settings, in batches. Raises
-        UsageError, which names the topic; the batches before it are set then.
+        UsageError, which names the topic; the batches before it have been set.
         """
         from laneway.push.endpoint import set_many  # noqa: PLC0415  # most programs push nothing
 
@@ -58,8 +58,8 @@ class Endpoints(Noun):
     ) -> AttemptPage:
         """
         Search the delivery log of a topic's endpoint, or of those of a pattern: requests and their
-        answers, the newest first. Of a pattern, at most 10,000 attempts of all topics are searched
-        for a page. Arguments as those of `Endpoint.attempts`. Raises UsageError.
+        answers, the newest first. For a pattern, each page searches at most 10,000 attempts of all
+        topics. Arguments as those of `Endpoint.attempts`. Raises UsageError.
         """
         from laneway.push.delivery_log import attempts  # noqa: PLC0415  # most programs push nothing
 

@@ -74,7 +74,10 @@ class Schedules(Noun):
         )
 
     def pause(self, name: str) -> None:
-        """Pause a schedule. When it is resumed, `missed` decides about the firings in between."""
+        """
+        Pause a schedule. When it is resumed, `missed` decides what happens to the firings in
+        between.
+        """
         store.set_paused(
             self._runtime.engine, arguments.name("schedules.pause", "the name", name), paused=True
         )

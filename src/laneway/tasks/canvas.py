@@ -198,11 +198,11 @@ class Part(ABC, Generic[H]):
 
     def enqueue(self) -> H:
         """
-        Publish all of it, or nothing. Returns the handle of its end: a Job, or a GroupJob if a
-        group is last. A group without calls has ended: nothing is published.
+        Publish all of it, or nothing. Returns the handle of its last part: a Job, or a GroupJob if
+        a group is last. An empty group has ended already: nothing is published.
 
-        Raises what `publish` raises. After EngineUnavailable it is unknown whether the flow was
-        stored; call this again on the same object then: it stores what is missing, and nothing
+        Raises what `publish` raises. After EngineUnavailable, the flow may or may not be
+        stored. Call this again on the same object: it stores what is missing, and nothing
         twice.
         """
         if next(self.calls(), None) is None:
@@ -448,7 +448,7 @@ def chain(*parts: *tuple[*tuple[Part[Any], ...], Part[H]]) -> Part[H]: ...
 @overload
 def chain(*parts: Part[Any] | Iterable[Part[Any]]) -> Part[Any]: ...
 def chain(*parts: Any) -> Part[Any]:  # type: ignore[misc]  # mypy does not see that Any takes an unpacked tuple
-    """`a | b | c`: each part gets the result of the part before it as its first argument."""
+    """`a | b | c`: each part gets the previous part's result as its first argument."""
     return Chain(copies(parts))
 
 
@@ -457,7 +457,7 @@ def group(*parts: Part[Job[R]] | Iterable[Part[Job[R]]]) -> Group[R]: ...
 @overload
 def group(*parts: Part[Any] | Iterable[Part[Any]]) -> Group[Any]: ...
 def group(*parts: Part[Any] | Iterable[Part[Any]]) -> Group[Any]:
-    """Calls that run at the same time; behind a part of a chain, each gets its result."""
+    """Calls that run concurrently; after a part of a chain, each gets that part's result."""
     return Group(copies(parts))
 
 
@@ -471,8 +471,8 @@ def chord(
     header: Iterable[Part[Any]] | Group[Any], body: Part[Any] | None = None
 ) -> Chain[Any] | Callable[[Part[Any]], Any]:
     """
-    A group, then a call with the list of all results. Without `body`: a function that takes the
-    body.
+    A group, then a call with the list of all results. Without `body`, return a function that
+    takes the body.
     """
     first = header.clone() if isinstance(header, Group) else group(*header)
     if body is None:
@@ -549,7 +549,7 @@ class GroupJob(Generic[R]):
         return self.aget().__await__()
 
     def wait(self, timeout: Duration | None = None) -> bool:
-        """Wait until all have ended. Returns False if the timeout is over first."""
+        """Wait until all have ended. Returns False after the timeout."""
         seconds = arguments.seconds_or_none("wait", "timeout", timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
         return all(

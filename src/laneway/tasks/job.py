@@ -87,8 +87,8 @@ class JobState(msgspec.Struct, kw_only=True):
     `update_state`), retry, success, failure, cancelled, expired, dead (a dead letter without an
     outcome), or unknown (never published, or no longer stored). `info`: the `meta` of
     `update_state`. `meta`: the data of `save_meta`. `error`: class and text of its error.
-    `published_at`, `finished_at`: Unix seconds. `own_state`: the state that the task itself
-    chose for its end.
+    `published_at`, `finished_at`: Unix seconds. `own_state`: the final state that the task
+    itself chose.
     """
 
     id: str
@@ -112,9 +112,9 @@ class JobState(msgspec.Struct, kw_only=True):
 
 class Job(Generic[R]):
     """
-    One call of a task, from any process: `delay` and its like return it, and `app.job(id)`.
+    One call of a task, from any process: returned by `delay`, similar methods, and `app.job(id)`.
 
-    The engine notifies those who wait, in other processes too. A result is stored for the task's
+    The engine notifies waiting callers, even in other processes. A result is stored for the task's
     `result_ttl`, an error for its `failure_ttl`.
     """
 
@@ -162,13 +162,13 @@ class Job(Generic[R]):
 
     @property
     def parent(self) -> Job[Any] | None:
-        """The job before it in a chain; None outside of a chain."""
+        """The previous job in a chain, or None outside of a chain."""
         return self.before[-1] if self.before else None
 
     # Its state
 
     def state(self) -> JobState:
-        """Everything that is known of it now. Raises EngineUnavailable."""
+        """Everything known about it now. Raises EngineUnavailable."""
         if self._local is not None:
             return self._state_of(StoredResult(), self._local, None)
         address = [(self.id, self.topic)]
@@ -259,7 +259,7 @@ class Job(Generic[R]):
 
     @property
     def result(self) -> R | None:
-        """Its result; None before it has one."""
+        """Its result, or None until it has one."""
         return cast("R | None", self.state().result)
 
     @property
@@ -277,7 +277,7 @@ class Job(Generic[R]):
         return msgspec.structs.asdict(self.state())
 
     def get_position(self) -> int | None:
-        """How many messages of its queue are before it; None if it is not waiting."""
+        """The number of messages ahead of it in its queue, or None if it is not waiting."""
         return self.runtime.engine.explain(self.id, self.topic).ahead
 
     # Waiting
@@ -292,8 +292,8 @@ class Job(Generic[R]):
         """
         Its result, as the type of the task's annotation. Waits for it, at most `timeout`.
 
-        If it failed, its error is raised: itself if its class is loaded here, else JobFailed
-        (JobCancelled, JobExpired, JobDead). With `propagate=False` the error is returned.
+        If it failed, its error is raised: the original one if its class is loaded here, else
+        JobFailed (JobCancelled, JobExpired, JobDead). With `propagate=False` the error is returned.
         `on_message` is called with each state that `update_state` sets, and with the final one.
         Raises TimeoutError, and UsageError if the result is not stored.
         """
@@ -447,7 +447,7 @@ class Job(Generic[R]):
 
     def wait(self, timeout: Duration | None = None) -> bool:
         """
-        Wait until it has ended, successfully or not. Returns False if the timeout is over first.
+        Wait until it has ended, whether or not it succeeded. Returns False after the timeout.
         """
         self._check_kept()
         try:
@@ -576,9 +576,9 @@ class Job(Generic[R]):
 
     def cancel(self) -> bool:
         """
-        Cancel it, whatever it waits for. A running one is stopped: a coroutine is cancelled, a
-        child process killed; in a thread JobCancelled is raised at the next Python instruction, so
-        not inside a long C call. Jobs before it in its flow are cancelled, too; jobs after it
+        Cancel it, whatever it waits for. A running job is stopped: a coroutine is cancelled, a
+        child process killed; in a thread, JobCancelled is raised at the next Python instruction,
+        so not inside a long C call. Jobs before it in its flow are cancelled, too; jobs after it
         fail.
 
         Returns False if it had already ended.

@@ -124,7 +124,7 @@ class Queue:
     A topic whose messages are calls of functions by their names: the result of `app.queue(name)`.
 
     A worker imports and runs functions by name only for queues that its program has named with
-    `app.queue`: everybody who can publish to these can have any importable function called there.
+    `app.queue`: anyone who can publish to these can have any importable function called there.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ class Queue:
         **options: Unpack[EnqueueOptions],
     ) -> Job[Any]:
         """
-        As `enqueue`, with the function's arguments apart from the options. `timeout` is
-        `job_timeout`.
+        As `enqueue`, with the function's arguments separate from the options. `timeout`
+        is `job_timeout`.
         """
         config.refuse_unknown("enqueue_call", options.keys() - OPTIONS, OPTIONS)
         if timeout is not None:
@@ -353,7 +353,7 @@ class Queue:
         return [Job(self.runtime, job_id, self.name) for job_id in self.job_ids]
 
     def fetch_job(self, job_id: str) -> Job[Any] | None:
-        """One of its jobs; None if it is unknown."""
+        """One of its jobs, or None if it is unknown."""
         job: Job[Any] = Job(self.runtime, arguments.name("fetch_job", "the id", job_id), self.name)
         return job if job.status != "unknown" else None
 
@@ -362,7 +362,7 @@ class Queue:
         return self.count == 0
 
     def empty(self) -> int:
-        """Remove all waiting jobs. Returns how many."""
+        """Remove all waiting jobs. Returns their number."""
         return self.runtime.engine.topic_purge(self.name)
 
     acount = async_variant(__len__)

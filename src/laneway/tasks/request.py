@@ -36,11 +36,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is the message's; `attempt` is 1 for the first; `deliveries` also counts deliveries that
     were not attempts. `parent_id`: the task that made the call, or the one before it in a flow;
-    `root_id`: the first of all (its own id if it is the first). `eta`: when it was to start, in ISO
-    8601, if the call set a time. `retries_limit`: the most retries that the call allows;
+    `root_id`: the first of all (its own id if it is the first). `eta`: when it was due, in ISO
+    8601, if the call set a time. `retries_limit`: the maximum number of retries that the call
+    allows;
     `is_limited`: the policy's limit is included. `store`: URL and namespace, for a function called
-    by name. `before`: how the jobs ended that it waited for. `after`: the ids of the calls that
-    wait for it; None outside a flow. `is_kept`: whether its result is stored.
+    by name. `before`: the outcomes of the jobs that it waited for. `after`: the ids of the
+    calls that wait for it, or None outside a flow. `is_kept`: whether its result is stored.
     """
 
     id: str

@@ -69,8 +69,8 @@ class Task(RunnableTask, Generic[P, R]):
 
     `delay(…)` publishes a call, and a worker makes it. Arguments are encoded as JSON and arrive as
     the types of the function's annotations (dataclasses, msgspec, attrs and pydantic models,
-    datetime, UUID, Decimal, Enum …). A call with a missing or unknown argument fails here, one with
-    an argument of another type in the worker.
+    datetime, UUID, Decimal, Enum …). A call with a missing or unknown argument fails here; an
+    argument of the wrong type fails in the worker.
 
     A subclass (`@app.task(base=…)`) may have hooks that run around each run: `before_start`,
     `on_success`, `on_retry`, `on_failure`, `after_return`.
@@ -161,7 +161,8 @@ class Task(RunnableTask, Generic[P, R]):
 
     def using(self, **options: Unpack[CallOptions]) -> Call[P, R]:
         """
-        The task with options for its next calls: `task.using(delay="10m", priority=5).enqueue(…)`.
+        Return the task with options for its next calls:
+        `task.using(delay="10m", priority=5).enqueue(…)`.
 
         Raises UsageError if an option is unknown; the values are checked with the call.
         """
@@ -189,13 +190,13 @@ class Task(RunnableTask, Generic[P, R]):
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
         """
-        A call for a flow. In a chain, behind a group or as a `link`, the result before it becomes
-        its first argument.
+        Create a call for a flow. In a chain, after a group, or as a `link`, the previous result
+        becomes its first argument.
         """
         return self.signature(args, kwargs)
 
     def si(self, *args: Any, **kwargs: Any) -> Signature[R]:
-        """As `s`, but without the result before it."""
+        """As `s`, but without the previous result."""
         return self.signature(args, kwargs, immutable=True)
 
     def signature(
@@ -214,15 +215,15 @@ class Task(RunnableTask, Generic[P, R]):
 
     def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group[list[R]]:
         """
-        A group that calls the task for each item, `size` calls in a message; items hold arguments.
-        Each member's result is the list of the results of its calls.
+        Create a group that calls the task for each item, with `size` calls in a message; items
+        hold arguments. Each member's result is the list of its calls' results.
         """
         return canvas.chunks(self, items, arguments.whole(f'task "{self.name}"', "size", size))
 
     # Publishing
 
     def check_options(self, options: Mapping[str, Any], *more: str) -> None:
-        """Raise UsageError if there is an unknown option. `more`: other names to suggest."""
+        """Raise UsageError for an unknown option. `more`: other names to suggest."""
         config.refuse_unknown(
             f"task {self.name}", options.keys() - CALL_OPTIONS, (*CALL_OPTIONS, *more)
         )
@@ -477,8 +478,8 @@ class Task(RunnableTask, Generic[P, R]):
         `raise self.retry(delay=10)`.
 
         `error`: the reason; default: the error that is being handled. `retries`: at most the
-        policy's; after it the message becomes a dead letter. Raises Retry, or Reject if no retries
-        are left.
+        policy's; after the last one, the message becomes a dead letter. Raises Retry, or Reject if
+        no retries are left.
         """
         request = self.request
         limit = self.retries_limit(request)

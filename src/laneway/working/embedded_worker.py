@@ -84,7 +84,7 @@ class EmbeddedWorker:
         """
         Stop in order: running handlers may end within the grace period. Called again: stop at once.
 
-        From any thread; does not wait.
+        Can be called from any thread; does not wait.
         """
         with self._lock:
             self._stops += 1

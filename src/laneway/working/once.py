@@ -30,9 +30,9 @@ _FORGET = "DELETE FROM laneway_once WHERE recorded_at < ?"
 def once(connection: Any, delivery: Identified) -> bool:
     """
     Record in the caller's transaction that this message is handled. Returns False if an earlier
-    delivery of it has committed such a record: leave its effects out, and ack it.
+    delivery has committed such a record: then skip the work, and ack the message.
 
-    If another transaction has recorded the message and is still open, this waits for its end.
+    If another transaction has recorded the message and is still open, this call waits for its end.
     `connection`: as in `publish`. `delivery`: a delivery, a message, or a task's request. Raises
     UsageError, and the database's errors.
 

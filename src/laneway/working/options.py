@@ -129,7 +129,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 class Summary(msgspec.Struct):
     """
-    How many deliveries ended in each way: of one worker, or of all workers of a supervisor.
+    How many deliveries ended in each way, in one worker or in all workers of a supervisor.
 
     - `acked`: the handler returned. `retried`: the message will be delivered again.
     - `died`: it became a dead letter. `released`: its lease was released without an attempt.

@@ -396,7 +396,7 @@ class Worker:
         """
         Stop in order: running handlers may end within the grace period. Called again: stop at once.
 
-        From any thread; does not wait.
+        Can be called from any thread; does not wait.
         """
         loop = getattr(self, "_loop", None)
         if loop is None:

@@ -96,7 +96,7 @@ class _Shared:
         return Signature(cast("Any", self), args, kwargs, {})
 
     def si(self, *args: Any, **kwargs: Any) -> Signature:
-        """As `s`, but without the result before it."""
+        """As `s`, but without the previous result."""
         return Signature(cast("Any", self), args, kwargs, {}, immutable=True)
 
 

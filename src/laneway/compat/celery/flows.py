@@ -63,12 +63,12 @@ class Group(Part, canvas.Group[Any]):
 
 
 def chain(*parts: Any) -> Any:
-    """`a | b | c`: each part gets the result of the part before it as its first argument."""
+    """`a | b | c`: each part gets the previous part's result as its first argument."""
     return Chain(canvas.copies(parts))
 
 
 def group(*parts: Any) -> Any:
-    """Calls that run at the same time; behind a part of a chain, each gets its result."""
+    """Calls that run concurrently; after a part of a chain, each gets that part's result."""
     return Group(canvas.copies(parts))
 
 

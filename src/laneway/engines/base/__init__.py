@@ -8,7 +8,7 @@ The protocols that every engine implements, one module for each role.
 | `Results` | outcomes and progress under message ids | tasks, flows |
 | `Admin` | topics, policies, tiers, gates, dead letters, doctor | application, command line |
 | `Elections` | records of who holds which term | `laneway.cluster` |
-| `Records` | small records beside the queue, such as tokens | `laneway.gateway` |
+| `Records` | small records outside the queue, such as tokens | `laneway.gateway` |
 | `Transfer` | move messages to another store | `laneway migrate` |
 | `Coordination` | which workers are alive | workers, command line |
 | `History` | what happened so far, by tier and pattern | `laneway.history` |
@@ -29,7 +29,7 @@ Rules that hold for every method:
 - An engine imports nothing from the layers above it.
 
 docs/specification.md has the exact rules; `tests/model` is the same rules as a program, and every
-engine is compared with it. docs/writing-an-engine.md says how to write and register an engine.
+engine is compared with it. docs/writing-an-engine.md explains how to write and register an engine.
 """
 
 from laneway.engines.base.admin import Admin

@@ -120,8 +120,8 @@ class Admin(Protocol):
         """
         List topics that have a policy of their own, page by page, in the engine's order.
 
-        Arguments: `after`: the position that the previous page returned; `limit`: about how many
-        topics a page has.
+        Arguments: `after`: the position that the previous page returned; `limit`: the
+        approximate number of topics in a page.
 
         Returns (topic, layers) pairs, and the position of the next page (None: this was the last).
         Each topic comes once; one whose policy is set meanwhile may be missing.
@@ -144,9 +144,9 @@ class Admin(Protocol):
         """
         Replace a program's record if it is still `before` (compare and swap).
 
-        Arguments: `before`, `after`: JSON; None: no record.
+        Arguments: `before`, `after`: JSON; None for no record.
 
-        Returns False if the record is another one by now; nothing is changed then.
+        Returns False, and changes nothing, if the record is another one by now.
         """
 
     # Gates
@@ -189,7 +189,7 @@ class Admin(Protocol):
     # Topics
 
     def topic_stats(self, topic: str, *, now_us: int | None = None) -> TopicStats:
-        """Read one topic. Of a topic that is idle or unknown, all numbers are 0."""
+        """Read one topic. All numbers of an idle or unknown topic are 0."""
 
     def topic_list(
         self,
@@ -206,16 +206,16 @@ class Admin(Protocol):
         Top lists are read from indexes by size class (about 10 % apart), so their cost does not
         grow with the number of topics. Up to 1,000 lanes, all are compared. Among more, the first
         250 of that order are compared (or 5 × `limit`); with a pattern, those of the first 1,000
-        that it covers. Of topics in buckets, the first 250 by name are compared.
+        that it covers. Among topics in buckets, the first 250 by name are compared.
 
         By `"backlog"`, topics that only have leases come last; those in buckets are left out.
 
-        By `"in-rate"` and `"failures"` a shard knows the 1,000 topics with the highest recent
-        counts (see `shared.recent`), but none in buckets; by `"dead"` it knows all.
+        By `"in-rate"` and `"failures"`, a shard knows the 1,000 topics with the highest
+        recent counts (see `shared.recent`), but none in buckets; by `"dead"`, it knows all.
 
         Arguments: `pattern`: of topics, or of subscriptions (`orders.*#audit`; those among the
-        first 1,000 topics of `orders.*`, not by name); `limit`: most topics; `after`: a name, the
-        last one of the previous page (only with the order `"name"`).
+        first 1,000 topics of `orders.*`, not by name); `limit`: the maximum number of topics;
+        `after`: a name, the last one of the previous page (only with the order `"name"`).
 
         Raises UsageError for an unknown order.
         """
@@ -242,8 +242,8 @@ class Admin(Protocol):
 
         The sample has the lanes with the largest backlogs, and if few are large, any others.
 
-        Arguments: `limit`: how many lanes are looked at, about; those that cannot deliver now are
-        left out of the answer.
+        Arguments: `limit`: approximately how many lanes are read; those that cannot deliver now
+        are left out of the answer.
         """
 
     def delayed_counts(
@@ -252,13 +252,13 @@ class Admin(Protocol):
         """
         Count the delayed messages of a topic by when they are due.
 
-        Of more than `MAX_DELAYED_COUNTED` in a lane, an engine may count that many, those of the
-        highest priority that are due first.
+        If a lane has more than `MAX_DELAYED_COUNTED`, an engine may count that many: those of
+        the highest priority that are due first.
 
         Arguments: `until_us`: the ends of the intervals in ascending order, in microseconds.
 
-        Returns how many are due before each end and not before the one ahead of it; the last
-        number, which is one more, is of those that are due later.
+        Returns how many are due before each end and not before the previous one; one more
+        number, the last, counts those that are due later.
         """
 
     def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
@@ -270,17 +270,17 @@ class Admin(Protocol):
 
     def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
         """
-        Remove everything of a topic: messages, leases, dead letters, known ids and counters.
+        Remove everything from a topic: messages, leases, dead letters, known ids and counters.
 
-        Settling one of its leases answers `"gone"` from then on.
+        From then on, settling one of its leases returns `"gone"`.
 
-        Returns how many messages were removed.
+        Returns the number of removed messages.
         """
 
     def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
         """
         Read the (scan cursor, done cursor) of each priority of a topic; priority 0 is always there.
-        Of more than 500 priorities in a lane only the highest ones are certain to be there.
+        If a lane has more than 500 priorities, only the highest ones are certain to be included.
 
         All messages with sequence numbers up to the scan cursor were delivered at least once; all
         up to the done cursor are finished. If nothing is outstanding, both are the shard's last
@@ -296,10 +296,10 @@ class Admin(Protocol):
 
     def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
         """
-        Read a message that waits, is leased or is dead; None: there is none.
+        Read a message that waits, is leased or is dead, or None if it does not exist.
 
-        Arguments: `topic`: needed for ids that the publisher chose. A generated id says where its
-        message is.
+        Arguments: `topic`: needed for ids that the publisher chose. A generated id tells where
+        its message is.
         """
 
     def explain(
@@ -332,7 +332,7 @@ class Admin(Protocol):
     def topic_back_off(self, topic: str, by_us: int, *, now_us: int | None = None) -> int:
         """
         Let a topic back off, as if its destination were unavailable: nothing is delivered for
-        `by_us` microseconds, then one message after the other until one is acked. 0: end it.
+        `by_us` microseconds, then one message after the other until one is acked. 0 ends it.
 
         It holds for the lanes that exist; a topic in which nothing waits or is leased may have
         none. A bucket backs off as a whole.
@@ -348,7 +348,7 @@ class Admin(Protocol):
         """
         List dead letters, the oldest first.
 
-        Arguments: `topic`: None: of all topics; `after`: the number of the previous page's last.
+        Arguments: `topic`: None for all topics; `after`: the number of the previous page's last.
 
         Returns (number, message) pairs.
         """
@@ -368,9 +368,9 @@ class Admin(Protocol):
         attempts.
 
         The n-th of this call, counted from 0, is due `first_us` + n · `spacing_us` microseconds
-        from now. So a caller redrives many at a rate by several calls, each one transaction.
+        from now. A caller redrives many at a rate with several calls, each one transaction.
 
-        Arguments: `topic`, `ids`: which ones, None: all; `limit`: most of them.
+        Arguments: `topic`, `ids`: which ones, or None for all; `limit`: the maximum number.
 
         Returns how many were put back.
         """
@@ -403,26 +403,26 @@ class Admin(Protocol):
 
     def store_parts(self) -> list[StorePart]:
         """
-        Tell what the files or servers of the namespace use and have left. What this costs does not
-        depend on what they keep.
+        Report what the files or servers of the namespace use and have left. The cost does not
+        depend on what they hold.
         """
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         """
-        Check the store, and whether its indexes and counters agree with its messages.
+        Check the store, including whether its indexes and counters agree with its messages.
 
         Arguments: `repair`: correct what does not agree.
 
-        Returns the findings, the good ones too.
+        Returns the findings, including the good ones.
         """
 
     def doctor_steps(self, pause: Callable[[float], object]) -> Iterator[DoctorStep]:
         """
-        Check as `doctor` without repairs, in small steps beside the work: it holds nobody up for
-        longer than a small read does, and pauses as long as it reads.
+        Check as `doctor` without repairs, in small steps during normal work: it holds no one up
+        for longer than a small read does, and pauses as long as it reads.
 
-        Arguments: `pause`: called with seconds to wait, also while a step goes on. If it answers
-        True, the check ends.
+        Arguments: `pause`: called with seconds to wait, even within a step. If it returns True,
+        the check ends.
 
         Yields steps; the last one has the findings.
         """

@@ -1,4 +1,4 @@
-"""The log of requests to endpoints of push: bounded, by topic and time, beside the queue."""
+"""The log of requests to push endpoints: bounded, by topic and time, separate from the queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 class LogEntry(msgspec.Struct, array_like=True, gc=False):
     """
-    An entry of the delivery log. `at_us`: when it happened. `data`: what it says, up to 128 KiB,
+    An entry of the delivery log. `at_us`: when it happened. `data`: its content, up to 128 KiB,
     which the engine does not read.
     """
 
@@ -39,7 +39,7 @@ class DeliveryLog(Protocol):
         now_us: int | None = None,
     ) -> None:
         """
-        Append entries, and remove some of the oldest ones that are beyond the bounds.
+        Append entries, and remove some of the oldest ones beyond the limits.
 
         They need not survive a power cut, whatever the durability of messages is. Each gets a
         number, larger than all others of its shard.
@@ -60,7 +60,7 @@ class DeliveryLog(Protocol):
         """
         Read entries, the newest first.
 
-        Arguments: `topic`: None: of all topics; `before`: the number of the previous page's last
+        Arguments: `topic`: None for all topics; `before`: the number of the previous page's last
         entry; `until_us`: only what was appended until then.
 
         Returns (number, entry) pairs; numbers are at most 2^63.

@@ -1,4 +1,4 @@
-"""Records of elections: who holds which term. `laneway.cluster` decides what they say."""
+"""Records of elections: who holds which term. `laneway.cluster` decides what they contain."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol, runtime_checkable
 @runtime_checkable
 class Elections(Protocol):
     """
-    One record for each election, changed by compare and swap, and the clock that its times are of.
+    One record for each election, changed by compare and swap, and the clock for its times.
 
     The rules of terms are in `laneway.cluster.term_store`, the same for all engines: a caller reads
     the record and the time, decides, and swaps. A record that was changed in between stays.
     """
 
     def election_read(self, name: str, *, now_us: int | None = None) -> tuple[bytes | None, int]:
-        """Read an election's record (JSON; None: there is none) and the engine's time."""
+        """Read an election's record (JSON, or None without one) and the engine's time."""
 
     def election_swap(
         self,
@@ -29,11 +29,11 @@ class Elections(Protocol):
         """
         Replace an election's record if it is still `before` (compare and swap).
 
-        Arguments: `before`, `after`: JSON; None: no record. `durable`: whether the change is as
+        Arguments: `before`, `after`: JSON; None for no record. `durable`: whether the change is as
         durable as a message. Renewals need not be where a failure that undoes one, like a power
         cut, also ends the holder.
 
-        Returns False if the record is another one by now; nothing is changed then.
+        Returns False, and changes nothing, if the record is another one by now.
         """
 
     def elections(self, *, limit: int = 1000, after: str = "") -> list[str]:

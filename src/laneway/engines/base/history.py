@@ -48,11 +48,12 @@ class Tally(msgspec.Struct, array_like=True, gc=False):
     """
     What happened in the topics of a tier whose most specific pattern is this one.
 
-    - `pattern`: `"*"` also for topics that no pattern covers; `OTHER_PATTERNS`: the engine counts
-      no further patterns apart.
+    - `pattern`: `"*"` includes topics that no pattern covers; `OTHER_PATTERNS`: the engine counts
+      no further patterns separately.
     - `published` … `merged`: how often, since the store began to count. A message that merged into
       a waiting one counts as merged only.
-    - `throttled_us`: for how long a rate held ready messages back, in microseconds, of all topics.
+    - `throttled_us`: for how long rates held ready messages back, in microseconds, summed over all
+      topics.
     - `waiting`: messages that wait now. If a pattern was added or removed meanwhile, a message may
       be counted where it was published.
     """
@@ -98,14 +99,14 @@ class Tallies(msgspec.Struct, gc=False):
 class History(Protocol):
     """
     Tallies, which the engine counts in the transactions of the messages, and records, which
-    `laneway.history` makes of them. What both cost does not depend on the number of topics.
+    `laneway.history` derives from them. The cost of both does not depend on the number of topics.
     """
 
     def tallies(self, *, now_us: int | None = None) -> Tallies:
         """Read the tallies, added up over all shards."""
 
     def history_read(self, names: Sequence[str]) -> list[bytes | None]:
-        """Read records of the history by name; None: there is none."""
+        """Read records of the history by name, or None for each that does not exist."""
 
     def history_write(self, name: str, before: bytes | None, records: Mapping[str, bytes]) -> bool:
         """
@@ -113,8 +114,8 @@ class History(Protocol):
 
         They need not survive a power cut, whatever the durability of messages is.
 
-        Arguments: `before`: None: there is no such record; `records`: records by name; they stay
+        Arguments: `before`: None if there is no such record; `records`: records by name; they stay
         until they are replaced.
 
-        Returns False if the record is another one by now; nothing is written then.
+        Returns False, and writes nothing, if the record is another one by now.
         """

@@ -34,7 +34,7 @@ What is certain once `Queue.put` returns.
 
 class Capabilities(msgspec.Struct, frozen=True):
     """
-    What an engine can do. Callers and tests ask these claims and never the engine's name.
+    What an engine can do. Callers and tests use these claims, never the engine's name.
 
     - `name`: for logs and reports, such as `"sqlite"`.
     - `durability`: the levels that this store can offer.
@@ -64,11 +64,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     What the application sets when it opens an engine.
 
     - `namespace`: the separate set of topics to open.
-    - `durability`: None: the engine's default.
+    - `durability`: None for the engine's default.
     - `tiers`: the tiers that the program declares. None: those in the store, or the default ones.
     - `default_tier`: the tier of topics whose policy names none.
     - `max_backlog` (messages), `max_backlog_bytes`, `on_full`: limit the whole namespace.
-    - `create`: False: a store that does not exist is an error.
+    - `create`: if False, a store that does not exist is an error.
     - `random`: a test hook that replaces the random number (0 … 1) in the jitter of backoffs.
     """
 
@@ -107,7 +107,7 @@ class FullEngine(
         """
         Close the store. Closing twice is allowed.
 
-        Leases stay valid until they are settled elsewhere or run out.
+        Leases stay valid until they are settled elsewhere or expire.
         """
 
 

@@ -1,4 +1,4 @@
-"""Coordination of programs on one namespace: which workers are alive."""
+"""Coordination of the programs in one namespace: which workers are alive."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RunningMessage(msgspec.Struct, frozen=True):
 
 class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
-    What a worker says about itself with each heartbeat.
+    What a worker reports about itself with each heartbeat.
 
     - `id`: unique among all workers.
     - `host`, `pid`: where it runs.
@@ -57,21 +57,21 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     - `pools`: the pools that it serves.
     - `topics`: the only topics that it serves, in their order; None: all topics of the pools.
     - `patterns`: patterns that cover the topics of its handlers; None: any topic.
-    - `is_cut`: names of `pools`, `topics` or `patterns` were left out, because there are many.
-    - `concurrency`: how many handlers it runs at once at most; `busy`: how many run.
+    - `is_cut`: names of `pools`, `topics` or `patterns` were left out, because they are too many.
+    - `concurrency`: the maximum number of concurrent handlers; `busy`: how many run.
     - `busy_topics`: topics whose handlers run, and how many of them, as a mean of the last
       heartbeats; the `MAX_BUSY_TOPICS` with most.
     - `slots`: by pattern of its handlers: how many run, and for how many seconds the one has that
       runs longest; the `MAX_BUSY_PATTERNS` with most.
     - `durations`: by handler or task, since the worker began: how many attempts failed, then how
       many attempts took how long, by class of `WAIT_BOUNDS_US` and without the zeros at the end.
-      Of several messages that end at once, one counts for all.
-    - `keys`: names of the keys that it has for the secrets of endpoints; None: it does not push.
+      If several messages end together, one counts for all.
+    - `keys`: names of the keys that it has for endpoint secrets, or None if it does not push.
     - `leased`: the leases that it holds. `held`: the handles of at most `MAX_WORKER_NAMES` of them,
       the oldest first.
-    - `oldest`: the message whose handler has run for the longest time; None: no handler runs.
+    - `oldest`: the message whose handler has run longest, or None if no handler runs.
     - `loop_lag`: seconds that its event loop needed to respond; it grows while a handler blocks it.
-    - `stopping`: it leases nothing any more.
+    - `stopping`: it no longer leases messages.
     """
 
     id: str
@@ -101,7 +101,7 @@ class WorkerView(msgspec.Struct, kw_only=True):
     """
     A worker in the list. Times are microseconds, by the store's clock.
 
-    - `facts`: what it said with its last heartbeat.
+    - `facts`: what it reported with its last heartbeat.
     - `state`: by its last heartbeat and the store's clock.
     - `started_us`: its first heartbeat; `beat_us`: its last one.
     - `dead_us`: when it counts as dead without another one.
@@ -116,7 +116,7 @@ class WorkerView(msgspec.Struct, kw_only=True):
 
 @runtime_checkable
 class Coordination(Protocol):
-    """Which workers serve a namespace. What it costs does not depend on the number of topics."""
+    """Which workers serve a namespace. The cost does not depend on the number of topics."""
 
     def beat(
         self, facts: WorkerFacts, *, dead_after_us: int, listed_us: int, now_us: int | None = None
@@ -128,7 +128,7 @@ class Coordination(Protocol):
 
         Arguments: `facts`: texts are cut to `MAX_WORKER_TEXT`, lists to `MAX_WORKER_NAMES`;
         `dead_after_us`: how soon the worker counts as dead without another heartbeat; `listed_us`:
-        how soon it leaves the list then, in microseconds from now both.
+        how soon it then leaves the list; both in microseconds from now.
 
         Returns the engine's time in microseconds.
         """
@@ -145,7 +145,7 @@ class Coordination(Protocol):
         now_us: int | None = None,
     ) -> list[WorkerView]:
         """
-        List workers in the order of their ids, dead ones too.
+        List workers in the order of their ids, including dead ones.
 
         Arguments: `limit`: at most so many; `after`: the last id of the page before; `pool`: only
         workers that serve it.
@@ -156,7 +156,8 @@ class Coordination(Protocol):
         Visit these shards first when this engine object leases from the pool.
 
         Other shards are visited when these have nothing, and in one lease of ten in any case. An
-        engine with one shard does nothing. Arguments: `shards`: all or none of them: no preference.
+        engine with one shard does nothing. Arguments: `shards`: all or none of them means no
+        preference.
         """
 
     def ping(self, worker_ids: Sequence[str]) -> None:

@@ -19,12 +19,13 @@ class Queue(Protocol):
 
     def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
         """
-        Store messages. They are as durable as `FullEngine.durability` says once this returns.
+        Store messages. Once this returns, they are as durable as `FullEngine.durability` promises.
 
         Arguments: `drafts`: checked and encoded messages of any topics, and signals.
 
         Returns a receipt for each draft, in their order. A draft above a backlog limit gets the
-        outcome `"refused"` and a reason, also with `on_full="block"`: the caller does the waiting.
+        outcome `"refused"` and a reason, even with `on_full="block"`: the caller waits and tries
+        again.
 
         Raises BadMessage before anything is stored, if a body is above its topic's `max_body`
         or a delay is longer than the ttl; and EngineUnavailable, whose `applied` says whether the
@@ -43,8 +44,8 @@ class Queue(Protocol):
           forwards another one.
 
         Each shard remembers which messages of the spool's last batch it has taken, in the step that
-        stores them and for `FORWARDED_US`. In a repeat these are `"duplicate"`, also when they have
-        ended and their ids are forgotten. Those that were refused are tried again.
+        stores them and for `FORWARDED_US`. In a repeat these are `"duplicate"`, even when they have
+        ended and their ids are forgotten. Refused ones are tried again.
 
         After a refused message, the call refuses the later ones of its topic, so that their order
         stays.
@@ -79,11 +80,11 @@ class Queue(Protocol):
         Lease up to `n` messages, in the fair order of their lanes. Does the housekeeping of `tick`
         first.
 
-        - `n`: most messages.
+        - `n`: the maximum number of messages.
         - `pool`: whose topics to serve.
         - `topics`: names; only these topics are served, strictly in this order, without tiers.
         - `startable`: how many messages the caller can start at once (default `n`). Topics with a
-          rate, concurrency or gate deliver at most so many, so that permits are not held unused.
+          rate, concurrency or gate deliver at most that many, so that no permit is held unused.
         - `record_start`: record the start of suspects now, for consumers that do not call `start`.
         - `only`: patterns; lanes of other topics are passed over, at most `MAX_PASSED_OVER` in one
           call. Buckets are always served. Needs `Capabilities.only`.
@@ -91,16 +92,16 @@ class Queue(Protocol):
           pattern. If patterns of `only` and `without` match a topic, the most specific one decides;
           of equal ones, that of `without`. Needs `Capabilities.reserves`, as `tiers` does.
         - `tiers`: names; only the topics of these tiers are served.
-        - `max_lease_us`: the leases end after so many microseconds at the latest, whatever their
-          policies' `lease` says. Workers extend what they hold, so this bounds how long a message
+        - `max_lease_us`: the leases end after at most this many microseconds, whatever their
+          policies' `lease`. Workers extend what they hold, so this bounds how long a message
           waits for a worker that died.
-        - `priorities`: the least and the largest priority of the messages. Others stay in their
+        - `priorities`: the lowest and the highest priority of the messages. Others stay in their
           lanes. Lanes without one are passed over, as with `only`.
-        - `holder`: who holds the leases, for `MessageView.holder`; workers say so in their
-          heartbeats (`WorkerFacts.held`) instead.
+        - `holder`: who holds the leases, for `MessageView.holder`; workers report it in
+          their heartbeats (`WorkerFacts.held`) instead.
 
-        Returns the leases and when to ask again. `Batch.passed_over` says that some lanes were
-        passed over; `Batch.goes_on` says that a call with the same `only`, `without`, `tiers` and
+        Returns the leases and when to ask again. `Batch.passed_over` reports that some lanes
+        were passed over; `Batch.goes_on`, that a call with the same `only`, `without`, `tiers` and
         `priorities` would look at more lanes.
         """
 
@@ -109,12 +110,12 @@ class Queue(Protocol):
         Record that these suspects are about to run. Workers call it before they run a message whose
         `Lease.suspect` is set.
 
-        A lease that runs out after its start was recorded counts as an attempt, so a message that
+        A lease that expires after its start was recorded counts as an attempt, so a message that
         kills its worker becomes a dead letter.
 
         Arguments: `leases`: (handle, fence) pairs.
 
-        Returns for each: False if the lease has ended; the message must not run then.
+        Returns False for each lease that has ended; its message must not run.
         """
 
     def settle(
@@ -135,9 +136,9 @@ class Queue(Protocol):
         Returns an answer for each settlement, in their order. `"lost"` and `"gone"` mean that
         nothing was changed.
 
-        Raises BadMessage or BacklogFull if a message in `publish` cannot be put; what that message
-        belongs to is not changed then. An engine of several shards, or one that splits long calls,
-        may have settled others of the call: settled again, they are `"lost"`.
+        Raises BadMessage or BacklogFull if a message in `publish` cannot be put; the settlement it
+        belongs to is then not made. An engine with several shards, or one that splits long
+        calls, may have settled others of the call: settled again, they are `"lost"`.
         """
 
     def extend(
@@ -148,15 +149,15 @@ class Queue(Protocol):
 
         Arguments: `leases`: (handle, fence) pairs; `by_us`: microseconds.
 
-        Returns for each: False if the lease has ended.
+        Returns False for each lease that has ended.
         """
 
     def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
         """
-        Do bounded housekeeping: make due messages ready, take back leases that ran out, expire
+        Do bounded housekeeping: make due messages ready, take back expired leases, expire
         messages, apply policy changes to lanes.
 
-        Arguments: `budget`: most messages or lanes of each kind.
+        Arguments: `budget`: the maximum number of messages or lanes of each kind.
 
         Returns the time of the next event (microseconds), or None if nothing is scheduled.
         """
@@ -164,13 +165,13 @@ class Queue(Protocol):
 
 @runtime_checkable
 class SyncsLater(Protocol):
-    """What an engine may offer beside `Queue`, if each call of its waits for a disk."""
+    """What an engine may offer in addition to `Queue`, if each of its calls waits for a disk."""
 
     def syncing_later(self) -> AbstractContextManager[None]:
         """
         Inside this block the calls of this thread return before their changes are on disk. Its end
         waits for the disk, once for all of them.
 
-        Raises EngineUnavailable at its end, with `applied` None: whether the changes are on disk is
-        not known.
+        Raises EngineUnavailable at its end, with `applied` None: the changes may or may not be on
+        disk.
         """

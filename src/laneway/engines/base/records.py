@@ -1,4 +1,4 @@
-"""Small records of the namespace beside the queue: tokens, endpoints, the audit log."""
+"""Small records of the namespace outside the queue: tokens, endpoints, the audit log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class Records(Protocol):
     """
 
     def record_read(self, kind: RecordKind, names: Sequence[str]) -> list[bytes | None]:
-        """Read records (JSON) by name, in the order of the names; None: there is none."""
+        """
+        Read records (JSON) by name, in the order of the names, or None for each that does not
+        exist.
+        """
 
     def record_swap(
         self, kind: RecordKind, name: str, before: bytes | None, after: bytes | None
@@ -52,15 +55,15 @@ class Records(Protocol):
         Replace a record if it is still `before` (compare and swap). The change is as durable as a
         message.
 
-        Arguments: `before`, `after`: JSON; None: no record.
+        Arguments: `before`, `after`: JSON; None for no record.
 
-        Returns False if the record is another one by now; nothing is changed then.
+        Returns False, and changes nothing, if the record is another one by now.
         """
 
     def record_swap_many(self, kind: RecordKind, changes: Sequence[RecordChange]) -> list[bool]:
         """
-        As `record_swap`, for many different records at once, each for itself. Returns for each
-        whether it was replaced.
+        As `record_swap`, for many different records in one call, each on its own. Returns for
+        each whether it was replaced.
         """
 
     def records(

@@ -1,4 +1,4 @@
-"""What the store keeps under a message's id: how it ended, and its progress until then."""
+"""What the store keeps under a message's id: its outcome, and its progress until then."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Results(Protocol):
         Values of the application (`laneway.admin.values`) are stored in the same way, under ids
         that no message has.
 
-        Returns for each: False if its lease has ended, or what is stored is not `before`; nothing
-        was stored then.
+        Returns False for each whose lease has ended, or whose stored value is not `before`;
+        nothing was stored then.
         """
 
     def results(
@@ -46,7 +46,7 @@ class Results(Protocol):
         Read the stored outcome and progress of messages.
 
         Arguments: `ids`: (message id, topic) pairs. The topic may be None; finding an id that the
-        caller chose then costs a read in every shard.
+        caller chose then takes a read in every shard.
 
         Returns a `StoredResult` for each, empty if nothing is stored.
         """

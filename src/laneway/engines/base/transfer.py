@@ -21,8 +21,8 @@ class ExportedMessage(msgspec.Struct, kw_only=True):
 
     - `number`: the number of the message in its source.
     - `bodies`: one, or several that were merged.
-    - `serial`: how the message treats its key (`"hold"` or `"yield"`), from the policy at its
-      publish. None: it is not serial.
+    - `serial`: how the message treats its key (`"hold"` or `"yield"`), from the policy when
+      it was published, or None if it is not serial.
     - `merges`: whether it merges with others of its key.
     - `joined`: ids of messages that were merged into it.
     - `unhandled_us`, `unhandled_times`: since when, and how often, no worker had a handler for it.
@@ -96,7 +96,7 @@ class Transfer(Protocol):
         """
         Iterate over the ids of finished messages that are still known for `dedupe`.
 
-        Yields (topic, id, until when it is known in microseconds); None: for ever.
+        Yields (topic, id, until when it is known, in microseconds, or None for forever).
         """
 
     def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
@@ -111,7 +111,7 @@ class Transfer(Protocol):
     def import_spool_batches(self, batches: Sequence[SpoolBatch]) -> None:
         """
         Remember on each shard what another store has taken of these batches, so that a repeat of
-        them is `"duplicate"` here too. A later batch of the same spool, which this store has taken
+        them is `"duplicate"` here, too. A later batch of the same spool, which this store has taken
         itself, stays.
         """
 

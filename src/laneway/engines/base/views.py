@@ -55,8 +55,8 @@ class TopicStats(msgspec.Struct, gc=False):
     One topic.
 
     - `waiting` = `ready` + `delayed` + `parked`; `bytes`: the size of the bodies that wait.
-    - `oldest_us`: the `since` of the oldest message that waits, in microseconds; None: nothing
-      waits.
+    - `oldest_us`: the `since` of the oldest message that waits, in microseconds, or None if
+      nothing waits.
     - `wake_us`: when it can deliver again, if it is asleep.
     - `backs_off_until_us`: until when it backs off, because its destination is unavailable.
     - `published` … `removed`: counters since the topic was last empty and deleted from the store.
@@ -65,13 +65,13 @@ class TopicStats(msgspec.Struct, gc=False):
       until the next delivery is not counted before it has passed.
     - `rate_now`: recent deliveries per second.
     - `in_rate`: recently published messages per second, and `failure_rate`: failed attempts per
-      second in the last minutes; None: not read. Only `Admin.topic_list` by `"in-rate"` or
+      second in the last minutes; None if not read. Only `Admin.topic_list` by `"in-rate"` or
       `"failures"` reads them.
-    - `worker_time`: how many handlers it keeps busy, as workers report it; None: not read. Only the
-      list by `"worker-time"` has it, see `laneway.admin.top_topics`.
-    - `group`: the group in which it competes with other topics; None: it has none.
-    - `limit`: how many leases `concurrency="auto"` admits now, of all its lanes together; None: its
-      concurrency does not adapt, or nothing of it is stored.
+    - `worker_time`: how many handlers it keeps busy, as workers report it; None if not read. Only
+      the list by `"worker-time"` has it, see `laneway.admin.top_topics`.
+    - `group`: the group in which it competes with other topics, or None.
+    - `limit`: how many leases `concurrency="auto"` admits now, for all its lanes together, or None
+      if its concurrency does not adapt or no limit is stored.
     - `cursors`: (scan cursor, done cursor) by priority; only from `Admin.topic_stats`.
     """
 
@@ -184,11 +184,11 @@ class Explanation(msgspec.Struct, kw_only=True):
     """
     What a message waits for. Times are microseconds.
 
-    - `reasons`: one sentence each; the first is the one that decides. `causes`: the kind of each.
+    - `reasons`: one sentence each, the decisive one first. `causes`: the kind of each.
     - `busy_with`: the id of the message that its serial key is busy with.
-    - `starts_us`: when it will probably start; None: that cannot be predicted.
+    - `starts_us`: when it will probably start, or None if that cannot be predicted.
     - `now_us`: the store's clock.
-    - `ahead`: messages of its lane before it.
+    - `ahead`: messages of its lane that are ahead of it.
     - `message`: the message, unless it is finished or unknown.
     """
 
@@ -234,7 +234,7 @@ class TierStats(msgspec.Struct, gc=False):
 
 class DoctorStep(msgspec.Struct, frozen=True):
     """
-    How far a check of the doctor is: `done` of `total` parts, whatever a part is.
+    The progress of the doctor's check: `done` of `total` parts, whatever a part is.
 
     `checks`: what it found, with the last step.
     """
@@ -257,7 +257,7 @@ class Overview(msgspec.Struct, kw_only=True):
 
     - `topics`: those that have something waiting or leased, or a limit that has not recovered yet.
     - `published` … `removed`: counters since the namespace was created.
-    - `last_number`: the last sequence number; of several shards, the largest.
+    - `last_number`: the last sequence number; with several shards, the largest.
     """
 
     now_us: int
@@ -282,13 +282,14 @@ class StorePart(msgspec.Struct, frozen=True, kw_only=True):
     """
     A file or server that keeps the namespace, or a part of it.
 
-    - `name`: for people. `what`: its product and version, or what the file is for.
-    - `shards`: how many shards of the namespace it has; 0: it has none, such as a delivery log.
+    - `name`: for display. `what`: its product and version, or the file's purpose.
+    - `shards`: how many shards of the namespace it has; 0 for a file without one, such as a
+      delivery log.
     - `used`: bytes of the file, or of the server's memory, of all its namespaces.
-    - `free`: bytes that it may still grow by: of the disk, or below the server's `maxmemory`. None:
-      it is unknown or has no limit.
-    - `log`: bytes of its write-ahead log or append-only file; None: it has none.
-    - `per_second`: commands that a server did lately; None: it does not count them.
+    - `free`: bytes by which it may still grow, on the disk or below the server's `maxmemory`, or
+      None if unknown or unlimited.
+    - `log`: bytes of its write-ahead log or append-only file, or None without one.
+    - `per_second`: commands that a server ran recently, or None if it does not count them.
     - `seconds`: how long it took to answer this.
     """
 
@@ -306,8 +307,8 @@ class Check(msgspec.Struct, frozen=True):
     """
     One finding of the doctor.
 
-    - `ok`: False: something is wrong; `advice` says what to do.
-    - `available`: False: nothing is wrong, but this cannot be checked or used here.
+    - `ok`: False if something is wrong; `advice` tells what to do.
+    - `available`: False if nothing is wrong, but this cannot be checked or used here.
     """
 
     name: str

@@ -34,12 +34,13 @@ class ResultListener(Protocol):
         """
         Wait at most `timeout` seconds for notifications.
 
-        Returns the ids that were reported; empty after the timeout or `wake`. None: notifications
-        may have been lost, for example after a reconnect; read the state of all subscribed ids.
+        Returns the ids that were reported; empty after the timeout or `wake`. None means that
+        notifications may have been lost, for example after a reconnect; read the state of all
+        subscribed ids.
         """
 
     def wake(self) -> None:
-        """Make the current or next `poll` return at once."""
+        """Make the current or next `poll` return immediately."""
 
     def close(self) -> None:
         """Cancel all subscriptions and free the connection."""
@@ -62,7 +63,7 @@ class ArrivalListener(Protocol):
         """
 
     def wake(self) -> None:
-        """Make the current or next `poll` return False at once."""
+        """Make the current or next `poll` return False immediately."""
 
     def close(self) -> None:
         """Stop listening and free the connection."""
@@ -80,18 +81,18 @@ class WorkListener(Protocol):
         """
         Wait at most `timeout` seconds until something can probably be leased.
 
-        The first call, and the first one after `pause`, also looks for what is there already.
-        The listener is one of those that `Wakeup.wait` describes.
+        The first call, and the first one after `pause`, also looks for messages that are already
+        there. The listener is one of those that `Wakeup.wait` describes.
 
         Arguments: `startable`: how many messages the caller could start now. The engine may lease
-        up to so many to the caller in the call that puts them; 0: it only notifies.
+        up to that many to the caller in the call that puts them; with 0, it only notifies.
 
         Returns the messages that were leased to the caller; True: lease now; False: the time is
         over, or `wake` was called.
         """
 
     def wake(self) -> None:
-        """Make the current or next `poll` return at once."""
+        """Make the current or next `poll` return immediately."""
 
     def pause(self) -> Batch | bool:
         """
@@ -103,8 +104,8 @@ class WorkListener(Protocol):
         """
         Notify another worker that waits, because the caller cannot start what it was notified of.
 
-        False: the engine has no way to do that. The caller leases a message then, so that the
-        engine sees what is left.
+        Returns False if the engine cannot do that. The caller then leases a message, so that
+        the engine sees what is left.
         """
 
     def close(self) -> None:
@@ -130,13 +131,13 @@ class ReadableListener(WorkListener, Protocol):
 
     def duplicate_file(self) -> int:
         """
-        A duplicate of the file, which the caller closes; -1: there is none now, or nothing is
-        leased to this listener. For the thread that calls `poll`. Raises OSError.
+        A duplicate of the file, which the caller closes; -1 if there is none now, or nothing
+        is leased to this listener. For the thread that calls `poll`. Raises OSError.
         """
 
     def receive(self) -> Batch | bool:
         """
-        Return at once what has arrived, as `poll` does, or False while another thread reads it.
+        Return immediately what has arrived, as `poll` does, or False while another thread reads it.
         Any thread may call it.
         """
 
@@ -171,8 +172,8 @@ class Wakeup(Protocol):
         max_lease_us: int | None = None,
     ) -> WorkListener:
         """
-        Create a listener for what can be leased. `pool`, `topics`, and `max_lease_us` of what is
-        leased to the caller at once: as in `Queue.lease`.
+        Create a listener for what can be leased. `pool`, `topics`, and `max_lease_us` of the
+        messages leased to the caller directly: as in `Queue.lease`.
 
         An engine without a way of its own returns
         `laneway.engines.shared.waiting_listener.WaitingListener`.
@@ -183,7 +184,7 @@ class Wakeup(Protocol):
         Create a listener for arrivals in a pool.
 
         A worker with a full prefetch buffer leases again only when some of it has run, and a quiet
-        topic's message would wait for that. The listener tells the worker to lease at once.
+        topic's message would wait for that. The listener tells the worker to lease immediately.
         """
 
     def result_listener(self) -> ResultListener:
@@ -199,4 +200,4 @@ class Wakeup(Protocol):
         """
 
     def interrupt(self) -> None:
-        """Make all current `wait` calls of this engine object return False at once."""
+        """Make all current `wait` calls of this engine object return False immediately."""

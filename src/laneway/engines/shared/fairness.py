@@ -92,7 +92,7 @@ def depth(rate: float, burst: float) -> int:
     Ticks by which the TAT may be ahead of now after a delivery.
 
     A fraction of a permit counts as the time in which the rate produces it. It admits no delivery
-    by itself, but a visit that is late by up to that time loses no permit.
+    on its own, but a visit that is late by up to that time loses no permit.
     """
     return floor(burst * interval(rate))
 
@@ -119,8 +119,8 @@ def admitted(
     clocks: Sequence[tuple[int, float, float]], now_us: int, costs: Sequence[int]
 ) -> tuple[int, list[bool]]:
     """
-    How many of these deliveries, in their order, conform to several rates at once: (TAT, rate,
-    burst) each. Also answers which rates the next delivery does not conform to.
+    How many of these deliveries, in their order, conform to several rates together: (TAT,
+    rate, burst) each. Also answers which rates the next delivery does not conform to.
     """
     tats = [tat for tat, _, _ in clocks]
     for number, cost in enumerate(costs):

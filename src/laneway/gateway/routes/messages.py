@@ -25,7 +25,7 @@ def make_dead(call: Call) -> MessageActionAnswer:
 
 
 def drop(call: Call) -> MessageActionAnswer:
-    """Remove a message that waits or is dead."""
+    """Remove a waiting or dead message."""
     return _act(call, "drop")
 
 
@@ -37,7 +37,7 @@ def cancel(call: Call) -> MessageActionAnswer:
 def release(call: Call) -> MessageActionAnswer:
     """
     End the lease of a message whose holder has ended: it is delivered again, and no attempt is
-    counted. A holder that is alive cannot settle it any more.
+    counted. A holder that is still alive can no longer settle it.
     """
     return _act(call, "release")
 

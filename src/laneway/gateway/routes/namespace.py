@@ -89,7 +89,7 @@ def list_workers(call: Call) -> WorkersAnswer:
 
 
 def drain_worker(call: Call) -> WorkerCommandAnswer:
-    """Tell a worker to take no more messages, to finish those that run, and to end."""
+    """Tell a worker to lease no more messages, finish those that run, and exit."""
     return _command(call, "drain")
 
 
