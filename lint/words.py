@@ -36,7 +36,7 @@ PHRASES = {
     "… or None if …": r"(?<=[;.,] )none: ",
     "continues, is blocked, is delivered again, uses": r"(?:goes|going|went) (?:on|through)\b"
     r"|go (?:on|through)\b|(?:stands?|stood) still\b|(?:comes|came|come) back\b",
-    "dead letters": r"(?<!dead[ -])\bletters\b(?!,? (?:and |or )?digits)",
+    "dead letters": r"(?<!dead[ -])(?<!\")\bletters\b(?!,? (?:and |or )?digits)",
     "third-party, other users'": r"others'|of others\b",
     "(no word)": r"(?<=\. )(?:so|thus|therefore|hence),? (?!that|far)",
     "last answer": r"it said\b|sa(?:ys|id) (?:it )?of (?:it|them)\b",
@@ -46,7 +46,7 @@ PHRASES = {
     r"|labell\w+|modell\w+|travell\w+|signall\w+|fulfils?|programmes?|licences?|defences?"
     r"|analys(?:e|es|ed)|queueing|metres?|artefacts?)\b",
 }
-ANY = re.compile(rf"(?<!\w)(?:{'|'.join(f'({phrase})' for phrase in PHRASES.values())})")
+ANY = re.compile(rf"(?<![\w{{])(?:{'|'.join(f'({phrase})' for phrase in PHRASES.values())})")
 
 # Strings and comments of Python. Docstrings are in triple quotes and begin a line.
 PYTHON = re.compile(

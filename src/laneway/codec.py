@@ -167,7 +167,7 @@ def draft_of(topic: str, body: Any, headers: dict[str, str] | None = None) -> Dr
     encoded = encode(body, topic)
     if headers is not None and headers.get(CONTENT_TYPE) == RAW:
         raise BadMessage(
-            f"message to {topic}: the header {CONTENT_TYPE} says {RAW}, but the body is not"
+            f"message to {topic}: the header {CONTENT_TYPE} is {RAW}, but the body is not"
             " bytes; remove the header"
         )
     return Draft(topic, encoded, headers=headers)

@@ -151,22 +151,22 @@ def test_the_others_must_not_notice_the_flood() -> None:
     More than twice the p99 breaks the promise, unless an idle process shows that the machine was
     too busy to tell.
     """
-    assert states(seen(0.039))["the others"] == "held"
-    assert states(seen(0.05))["the others"] == "broken"
+    assert states(seen(0.039))["the other"] == "held"
+    assert states(seen(0.05))["the other"] == "broken"
     assert not report(ENGINE, seen(0.05), 40.0)["promises held"]
     beside_others = seen(0.05)
     beside_others.phases[NAMES[1]].others = 0.4
-    assert states(beside_others)["the others"] == "not judged"
+    assert states(beside_others)["the other"] == "not judged"
     assert "other programs used 40% of its processors" in str(
         report(ENGINE, beside_others, 40.0)["promises"]
     )
     busy = report(ENGINE, seen(0.05, late=0.03), 40.0)
-    assert states(seen(0.05, late=0.03))["the others"] == "not judged"
+    assert states(seen(0.05, late=0.03))["the other"] == "not judged"
     assert busy["promises held"]
     assert not busy["all judged"]
     slow = seen(0.5, late=0.03)
     slow.handled[0] = Handled("push.mid.m1", 1, 1.6, 1.7)
-    assert states(slow)["the others"] == "not judged", "no flood is needed to wait so long"
+    assert states(slow)["the other"] == "not judged", "no flood is needed to wait so long"
     assert "an idle process was woken 30.0 ms late (p99)" in str(busy["promises"])
 
 
@@ -192,9 +192,9 @@ def test_what_was_only_slow_is_not_broken() -> None:
 
     none = seen(0.03, late=0.03)
     none.handled = none.handled[-1:]
-    assert states(none)["the others"] == "not judged"
+    assert states(none)["the other"] == "not judged"
     none.lags = []
-    assert states(none)["the others"] == "broken", "the machine was idle"
+    assert states(none)["the other"] == "broken", "the machine was idle"
 
     def shares(runnable: int, **delivered: int) -> str:
         run = seen(0.03)

@@ -118,7 +118,7 @@ def test_what_was_added_is_called_by_any_worker(laneway: Command) -> None:
         (("--at", "tomorrow", "--task", "x"), "--at: expected a time like"),
         (
             ("--at", "2020-01-01T00:00:00+00:00", "--task", "x"),
-            "x never fires: once at 2020-01-01T00:00:00+00:00 is past",
+            "x never fires: once at 2020-01-01T00:00:00+00:00 is in the past",
         ),
         (
             ("--cron", "* * * * *", "--timezone", "Mars/Olympus", "--task", "x"),

@@ -77,13 +77,13 @@ def test_the_number_of_schemas_is_fixed_and_found_again(opened: Opened, namespac
     for other in (1, 8):
         error = refusal(opened, f"?shards={other}")
         assert isinstance(error, UsageError)
-        assert f"was created with 4 schemas, the URL says {other}" in str(error)
+        assert f"was created with 4 schemas, the URL asks for {other}" in str(error)
 
 
 @pytest.mark.parametrize("options", ["", "?shards=1"])
 def test_a_namespace_of_one_schema_stays_one(opened: Opened, namespace: str, options: str) -> None:
     assert opened(options).capabilities.shards == 1
-    assert "was created with 1 schema, the URL says 4" in str(refusal(opened))
+    assert "was created with 1 schema, the URL asks for 4" in str(refusal(opened))
     assert schemas(namespace) == [f"laneway_{namespace}"]
     assert opened("").capabilities.transactions
 

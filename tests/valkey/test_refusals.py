@@ -282,7 +282,7 @@ def test_another_number_of_shards_and_another_layout(opened: Opened) -> None:
     opened(f"{url}?shards=4", namespace="four-shards")
     assert opened(url, namespace="four-shards").capabilities.shards == 4
     error = refusal(opened, f"{url}?shards=8", namespace="four-shards")
-    assert "was created with 4 shards, the URL says 8" in str(error)
+    assert "was created with 4 shards, the URL asks for 8" in str(error)
     assert "laneway migrate" in str(error)
     for layout, advice in (("1", "use another namespace"), ("99", "upgrade Laneway")):
         server().run("HSET", "laneway:{four-shards/0}:settings", "layout", layout)

@@ -98,4 +98,4 @@ def test_refused_commands(app: Laneway, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["-u", store_url, "drain", "none"])
     assert (result.exit_code, "no worker" in result.output) == (1, True)
     result = CliRunner().invoke(main, ["-u", store_url, "stacks", "silent", "--timeout", "0.1s"])
-    assert (result.exit_code, "not answered" in result.output) == (1, True)
+    assert (result.exit_code, "did not answer" in result.output) == (1, True)

@@ -227,16 +227,16 @@ def _too_busy(seen: Seen) -> str:
 
 
 def _limits(seen: Seen) -> list[Promise]:
-    rate = f"{RATE} starts a second at most for each merchant"
-    at_once = f"{CONCURRENCY} at once at most for each merchant"
+    rate = f"at most {RATE} starts per second for each merchant"
+    at_most = f"at most {CONCURRENCY} handlers at a time for each merchant"
     if BEFORE not in seen.phases:
-        return [Promise(rate), Promise(at_once)]
+        return [Promise(rate), Promise(at_most)]
     starts, starts_text = _starts(seen.handled)
     together = _together(seen.handled)
     return [
         Promise(rate, "held" if starts <= RATE + _burst() + START_SLACK else "broken", starts_text),
         Promise(
-            at_once, "held" if together <= CONCURRENCY else "broken", f"most at once: {together}"
+            at_most, "held" if together <= CONCURRENCY else "broken", f"most at a time: {together}"
         ),
     ]
 

@@ -82,7 +82,7 @@ class EmbeddedWorker:
 
     def stop(self) -> None:
         """
-        Stop in order: running handlers may end within the grace period. Called again: stop at once.
+        Stop in order: running handlers may end within the grace period. Called again: stop now.
 
         Can be called from any thread; does not wait.
         """

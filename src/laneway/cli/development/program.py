@@ -56,7 +56,7 @@ MIN_RESTART_SECONDS, MAX_RESTART_SECONDS = 0.5, 10.0
 HEALTHY_SECONDS = 30.0
 """How long a process has to run so that its death is not blamed on its start."""
 
-Request = Literal["reload", "stop", "stop at once", "hold", "show"]
+Request = Literal["reload", "stop", "stop now", "hold", "show"]
 
 
 class _Process:
@@ -184,7 +184,7 @@ class Program(threading.Thread):
                 self._stopped_at = time.monotonic()
                 for process in self._processes():
                     process.stop(STOP_KILL_SECONDS)
-        elif request == "stop at once":
+        elif request == "stop now":
             self._stopped_at = self._stopped_at or time.monotonic()
             self._hurry()
         else:

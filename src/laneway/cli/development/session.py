@@ -327,7 +327,7 @@ class DevSession:
 
     def _kill(self) -> None:
         if self._program is not None:
-            self._program.request("stop at once")
+            self._program.request("stop now")
             self._program.join(KILL_SECONDS)
 
 

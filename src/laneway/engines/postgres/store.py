@@ -375,7 +375,7 @@ class Store:
         ).fetchone()
         if other is not None and other[0] is not None:
             raise EngineUnavailable(
-                f"{self.name}: this schema is missing, and another one of its namespace is there,"
+                f"{self.name}: this schema is missing, and another one of its namespace exists,"
                 f" {other[0]}; put it back, or restore a copy of all schemas"
             )
         if not self._has_schema(connection):  # IF NOT EXISTS asks for the right to create one

@@ -109,8 +109,8 @@ class OpenedShards(ShardsOfNamespace):
 
     def _missing(self, shard: int, noun: str) -> EngineUnavailable:
         return EngineUnavailable(
-            f"{self._path(shard)}: this {noun} of namespace {self.name} is missing, and others of"
-            f" it are there; put it back, or restore a copy of all {noun}s"
+            f"{self._path(shard)}: this {noun} of namespace {self.name} is missing, but others"
+            f" exist; put it back, or restore a copy of all {noun}s"
         )
 
     def _known_version(self) -> int:

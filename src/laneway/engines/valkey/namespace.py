@@ -118,10 +118,10 @@ class Namespace(ShardedNamespace):
         self._set_tiers(stored.get(b"tier_layers") or TierLayers.new(None, None).json())
         if self.server.shards is not None and self.server.shards != self.shards:
             raise UsageError(
-                f"{self.server.name}: namespace {self.name} was created with {self.shards} "
-                f"shards, the"
-                f" URL says {self.server.shards}; the number is fixed when a namespace is made:"
-                " leave ?shards= out, or move to a new namespace with `laneway migrate`"
+                f"{self.server.name}: namespace {self.name} was created with {self.shards}"
+                f" shards, the URL asks for {self.server.shards}; the number is fixed when a"
+                " namespace is created: omit ?shards=, or move to a new namespace with `laneway"
+                " migrate`"
             )
         self.routes = Routes(self.tiers, self.shards, record_formats.plain_head)
         bring_up(self)

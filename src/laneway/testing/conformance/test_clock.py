@@ -9,7 +9,7 @@ from laneway.units import SECOND
 
 
 def test_clock_never_goes_back(driver: EngineDriver) -> None:
-    """A clock set back stands still until it is caught up; no lease ends early."""
+    """A clock set back is stopped until it is caught up; no lease ends early."""
     driver.put("a", "x")
     (lease,) = driver.lease()
     driver.engine.lease(1, now_us=driver.now - 3600 * SECOND)
@@ -28,7 +28,7 @@ def test_time_never_goes_back(driver: EngineDriver) -> None:
     (lease,) = driver.lease(1)
     explanation = driver.engine.explain(lease.id, now_us=driver.now)
     assert any(
-        "clock stands still until 2039-09-18 23:06:40 UTC, for 60.0 min more" in reason
+        "clock is stopped until 2039-09-18 23:06:40 UTC, for 60.0 min more" in reason
         for reason in explanation.reasons
     ), explanation.reasons
 
@@ -47,7 +47,7 @@ def test_explain_with_a_clock_set_back(
     driver.lease(1)
     driver.later(-3600)
     explanation = driver.engine.explain(second.id, now_us=driver.now)
-    assert "stands still until" in explanation.reasons[0]
+    assert "is stopped until" in explanation.reasons[0]
     assert "admits the next delivery in 60.0 min" in explanation.reasons[1], (
         "the hour, and a second"
     )
