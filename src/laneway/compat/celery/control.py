@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 from laneway.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from laneway.admin.workers import WorkerInfo
     from laneway.compat.celery.application import Celery
 
 
@@ -25,28 +24,12 @@ class Control:
         for each in [task_id] if isinstance(task_id, str) else task_id:
             self._app.laneway.job(each).cancel()
 
-    def terminate(self, task_id: str | Sequence[str], **_: object) -> None:
-        """Like `revoke`."""
-        self.revoke(task_id)
-
     def purge(self) -> int:
         """Remove the waiting messages of the application's tasks."""
         topics = {task.template.text for task in self._app.tasks.values()} | {
             self._app.conf.task_default_queue
         }
         return sum(self._app.laneway.topic(topic).purge() for topic in topics)
-
-    def rate_limit(self, task_name: str, rate_limit: str | float, **_: object) -> None:
-        """Change the rate limit of a task that was defined with one."""
-        task = self._app.tasks.get(task_name)
-        if task is None or task.template.text == task.queue:
-            raise UsageError(
-                f"rate_limit: {task_name} has no rate limit; set one where the task is defined,"
-                " then it can be changed"
-            )
-        self._app.laneway.engine.policy_set(
-            "operator", task.template.text, {"rate": rate_of(rate_limit)}
-        )
 
     def ping(
         self, destination: Sequence[str] | None = None, timeout: float = 1.0, **_: object
@@ -75,14 +58,6 @@ class Inspect:
     def __init__(self, app: Celery, destination: Sequence[str] | None, timeout: float) -> None:
         self._app, self._destination, self._timeout = app, destination, timeout
 
-    def _workers(self) -> Iterator[WorkerInfo]:
-        for worker in self._app.laneway.workers():
-            if worker.state != "dead" and self._is_asked(worker.id):
-                yield worker
-
-    def _is_asked(self, worker: str) -> bool:
-        return self._destination is None or worker in self._destination
-
     def ping(self, destination: Sequence[str] | None = None) -> dict[str, dict[str, str]] | None:
         """{"ok": "pong"} of each worker that answers in time."""
         del destination
@@ -90,37 +65,7 @@ class Inspect:
         return {
             worker: {"ok": "pong"}
             for worker, seconds in answers.items()
-            if seconds is not None and self._is_asked(worker)
-        } or None
-
-    def active(self, safe: object = None) -> dict[str, list[dict[str, Any]]] | None:
-        """Of each worker the message that has run for the longest time; `stats` counts all."""
-        del safe
-        return {
-            worker.id: [
-                {
-                    "id": worker.oldest_id,
-                    "time_start": worker.oldest_since,
-                    "hostname": worker.id,
-                    "delivery_info": {"routing_key": worker.oldest_topic},
-                }
-            ]
-            if worker.oldest_id is not None
-            else []
-            for worker in self._workers()
-        } or None
-
-    def stats(self) -> dict[str, dict[str, Any]] | None:
-        """The process, the slots, and how many of them are taken, of each worker."""
-        return {
-            worker.id: {
-                "pid": worker.pid,
-                "hostname": worker.host,
-                "uptime": round(worker.last_heartbeat - worker.started),
-                "pool": {"max-concurrency": worker.concurrency, "busy": worker.busy},
-                "prefetch_count": worker.leased,
-            }
-            for worker in self._workers()
+            if seconds is not None and worker in (self._destination or answers)
         } or None
 
     def __getattr__(self, name: str) -> Any:
@@ -131,7 +76,7 @@ def unsupported(what: str) -> UsageError:
     """The error for a command of Celery's control that does not exist here."""
     return UsageError(
         f"{what} is not supported; use `laneway workers`, `laneway topics`, `laneway stacks` and"
-        " `laneway explain`"
+        " `laneway explain`, or run Celery itself on Laneway: laneway.contrib.kombu"
     )
 
 
