@@ -20,7 +20,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -28,21 +27,17 @@ from uuid import uuid4
 
 import msgspec
 
-from laneway import arguments, config
-from laneway import headers as control
+from laneway import config
 from laneway.app import Laneway
 from laneway.compat.addresses import url_of
-from laneway.compat.names import Finder
-from laneway.engines.base import TASK_HEADER
+from laneway.compat.names import AbsentError, Finder
 from laneway.errors import LanewayError, UsageError
 from laneway.printable import escaped, without_passwords
 from laneway.tasks import outcomes
 from laneway.tasks.job import Job as _Job
-from laneway.tasks.queue import DESCRIPTION, PREFIX, Call, Dependency, name_of
+from laneway.tasks.queue import Call, Dependency, name_of
 from laneway.tasks.request import current_request
-from laneway.tasks.tagged_values import untag
 from laneway.working.error_details import describe
-from laneway.working.handler import TIME_LIMIT_HEADER
 from laneway.working.log_format import TextLines
 
 if TYPE_CHECKING:
@@ -154,10 +149,8 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class Job:
     """The handle of a job with RQ's API; the attribute `job` is Laneway's handle."""
 
-    def __init__(self, job: _Job[Any], call: Call | None = None) -> None:
+    def __init__(self, job: _Job[Any]) -> None:
         self.job = job
-        self._call = call
-        self._published_at = time.time() if call is not None else None
 
     @classmethod
     def fetch(cls, id: str, connection: Any = None) -> Job:  # noqa: A002  # RQ's name
@@ -249,99 +242,8 @@ class Job:
     @property
     def created_at(self) -> datetime | None:
         """When it was published."""
-        at = self.job.state().published_at or self._published_at
+        at = self.job.state().published_at
         return datetime.fromtimestamp(at, UTC) if at is not None else None
-
-    @property
-    def func_name(self) -> str | None:
-        """The name of its function; None if its call is no longer stored."""
-        return cast("str | None", self._about()["func_name"])
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """The function's arguments."""
-        return tuple(self._about()["args"])
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """The function's arguments by name."""
-        return dict(self._about()["kwargs"])
-
-    @property
-    def description(self) -> str | None:
-        """Its description, else its call."""
-        about = self._about()
-        if about["description"] is not None or about["func_name"] is None:
-            return cast("str | None", about["description"])
-        arguments = [
-            *map(repr, self.args),
-            *(f"{name}={value!r}" for name, value in self.kwargs.items()),
-        ]
-        return f"{about['func_name']}({', '.join(arguments)})"
-
-    @property
-    def timeout(self) -> float | None:
-        """How long it may run, in seconds."""
-        return cast("float | None", self._about()["timeout"])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its data by RQ's names."""
-        about = self._about()
-        times = {
-            "created_at": self.created_at,
-            "enqueued_at": self.enqueued_at,
-            "ended_at": self.ended_at,
-        }
-        return {
-            **{
-                name: at.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if at is not None else ""
-                for name, at in times.items()
-            },
-            "id": self.id,
-            "origin": self.origin,
-            "status": self.get_status(),
-            "description": self.description,
-            "func_name": about["func_name"],
-            "args": list(self.args),
-            "kwargs": self.kwargs,
-            "timeout": about["timeout"],
-            "meta": self.meta,
-            "exc_info": self.exc_info,
-        }
-
-    def _about(self) -> dict[str, Any]:
-        """Its call, if this program published it or it has not ended."""
-        if self._call is not None:
-            call = self._call
-            timeout = call.options.get("job_timeout")
-            name = name_of(call.function).replace(":", ".")
-            return {
-                "func_name": name,
-                "args": call.args,
-                "kwargs": call.kwargs,
-                "description": call.options.get("description"),
-                "timeout": DEFAULT_TIMEOUT
-                if timeout is None
-                else arguments.seconds("enqueue", "job_timeout", timeout),
-            }
-        view = self.job.runtime.engine.find(self.id, self.job.topic)
-        if view is None:
-            return {
-                "func_name": None,
-                "args": (),
-                "kwargs": {},
-                "description": None,
-                "timeout": None,
-            }
-        headers = view.headers or {}
-        body = msgspec.json.decode(view.body)
-        return {
-            "func_name": headers.get(TASK_HEADER, "")[len(PREFIX) :].replace(":", ".") or None,
-            "args": untag(body.get("args", [])),
-            "kwargs": untag(body.get("kwargs", {})),
-            "description": headers.get(DESCRIPTION),
-            "timeout": control.seconds(headers.get(TIME_LIMIT_HEADER)),
-        }
 
     @property
     def exc_info(self) -> str | None:
@@ -416,6 +318,13 @@ class Job:
 
     def __hash__(self) -> int:
         return hash(self.id)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AbsentError(
+            f"Job.{name}: Laneway does not have it; run RQ itself on Laneway, see docs/from-rq.md"
+        )
 
     def __repr__(self) -> str:
         return f"<Job {self.id}>"
@@ -535,10 +444,7 @@ class Queue:
         """Publish calls that `prepare_data` returned."""
         del pipeline
         config.refuse_unknown("enqueue_many", unknown, ("job_datas",))
-        calls = list(job_datas)
-        return [
-            Job(job, call) for job, call in zip(self.queue.enqueue_many(calls), calls, strict=True)
-        ]
+        return [Job(each) for each in self.queue.enqueue_many(list(job_datas))]
 
     @classmethod
     def prepare_data(
@@ -581,18 +487,16 @@ class Queue:
             was_eager, self.app.runtime.eager = self.app.runtime.eager, True
             try:
                 job = self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options)
-                return Job(job, call)
+                return Job(job)
             except Exception as error:
                 if isinstance(error, LanewayError) and not isinstance(error, TypeError):
                     raise  # the call is wrong; arguments that do not fit fail the job, as in RQ
                 job_id = call.options.get("job_id") or f"failed-{uuid4().hex}"
                 failed = outcomes.read(outcomes.failure(describe(error)))
-                return Job(_Job(self.app.runtime, job_id, self.name, local=failed), call)
+                return Job(_Job(self.app.runtime, job_id, self.name, local=failed))
             finally:
                 self.app.runtime.eager = was_eager
-        return Job(
-            self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options), call
-        )
+        return Job(self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options))
 
     @property
     def jobs(self) -> list[Job]:
