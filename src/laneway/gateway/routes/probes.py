@@ -30,7 +30,7 @@ async def health(call: Call) -> Response:
 
 async def ready(call: Call) -> Response:
     """
-    Whether the store answers within a second; 503 says why not.
+    Whether the store answers within a second; else 503, with the reason.
     """
     try:
         async with asyncio.timeout(READY_SECONDS):
