@@ -1258,7 +1258,7 @@ class PolicyTable:
                 names.setdefault(pattern, set()).update(_consumed_in(layers))
         return {
             subscriptions.topic_of(pattern, name)
-            for pattern in names
+            for pattern in (names if any(names.values()) else ())
             for above in prefixes(pattern)
             for name in names.get(above, ())
         }

@@ -230,7 +230,7 @@ class Policies:
             before, version = self._policy_table().copy(), namespace.routes.version
             after, joining = self._planned(layer, changes, before)
             leaving = self._leave(after, topic) if topic is not None else None
-            if after.stored_rows() == before.stored_rows() and leaving is None:
+            if not (differences := after.differences(before)) and leaving is None:
                 break
             covered = {name for each in names for name in after.names_under(each)}
             under = covered | joining.keys()
@@ -249,7 +249,7 @@ class Policies:
                         version + 1,
                         after,
                         sorted(under),
-                        after.differences(before),
+                        differences,
                         _placed_again(names),
                         topic is not None or may_change_lanes(changes),
                     ),
