@@ -62,7 +62,7 @@ def clocked() -> Iterator[Clocked]:
 
 @pytest.fixture
 def terms(clocked: Clocked) -> EngineTerms:
-    return EngineTerms(lambda: clocked, "a")
+    return EngineTerms(lambda: clocked, "a", own_clock=lambda: clocked.seconds)
 
 
 def claim(terms: EngineTerms, candidate: Candidate = ONE, term: float = 10) -> Claim:
@@ -135,16 +135,13 @@ def test_late_end(clocked: Clocked, terms: EngineTerms) -> None:
     assert not terms.state().handed_over
 
 
-def test_the_stores_clock_stands_still(
-    clocked: Clocked, terms: EngineTerms, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stores_clock_stands_still(clocked: Clocked, terms: EngineTerms) -> None:
     """
     The machine's clock was set back: a term that nobody renews is free after its time by the
     candidate's own clock, one that is renewed is not.
     """
     now = 100.0
-    monkeypatch.setattr("laneway.cluster.term_store.clock", lambda: now)
-    other = EngineTerms(lambda: clocked, "a")
+    other = EngineTerms(lambda: clocked, "a", own_clock=lambda: now)
     number = claim(terms).number
     for _ in range(20):
         now += 4
@@ -153,7 +150,7 @@ def test_the_stores_clock_stands_still(
     now += 9.9
     assert not isinstance(other.claim(OTHER, 10), Claim)
     now += 0.1
-    late = EngineTerms(lambda: clocked, "a")
+    late = EngineTerms(lambda: clocked, "a", own_clock=lambda: now)
     assert not isinstance(late.claim(OTHER, 10), Claim), "it has seen nothing yet"
     taken = claim(other, OTHER)
     assert taken.number == number + 1
@@ -161,13 +158,10 @@ def test_the_stores_clock_stands_still(
     assert terms.renew(taken.number, 10, 30) is not None
 
 
-def test_the_stores_clock_jumps_forward(
-    clocked: Clocked, terms: EngineTerms, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stores_clock_jumps_forward(clocked: Clocked, terms: EngineTerms) -> None:
     """The holder counts by its own clock: who has seen it waits for as long by its own, too."""
     now = 100.0
-    monkeypatch.setattr("laneway.cluster.term_store.clock", lambda: now)
-    other = EngineTerms(lambda: clocked, "a")
+    other = EngineTerms(lambda: clocked, "a", own_clock=lambda: now)
     number = claim(terms).number
     assert not isinstance(other.claim(OTHER, 10), Claim)
     clocked.seconds = 3_600
@@ -176,6 +170,24 @@ def test_the_stores_clock_jumps_forward(
     assert isinstance(waiting, ElectionState)
     assert (waiting.state, waiting.left) == ("held", 0.5)
     now += 0.5
+    assert claim(other, OTHER).number > number
+
+
+def test_the_clock_jumps_after_a_renewal(clocked: Clocked, terms: EngineTerms) -> None:
+    """A candidate that has not seen the last renewal waits for it, too, but at most a term."""
+    now = 100.0
+    other = EngineTerms(lambda: clocked, "a", own_clock=lambda: now)
+    number = claim(terms).number
+    assert not isinstance(other.claim(OTHER, 10), Claim)
+    now += 4
+    clocked.seconds = 4
+    assert terms.renew(number, 10, 30) == Renewal(10, is_asked=False)
+    now += 1
+    clocked.seconds = 3_600
+    waiting = other.claim(OTHER, 10)
+    assert isinstance(waiting, ElectionState)
+    assert (waiting.state, round(waiting.left or 0, 3)) == ("held", 9)
+    now += 9
     assert claim(other, OTHER).number > number
 
 

@@ -156,13 +156,24 @@ class EngineTerms:
 
     An engine's clock may also jump forward, while the holder counts by its own. So a term that a
     candidate has seen held is not free before it has run out by the candidate's own clock, too.
+
+    `own_clock`: the candidate's, in seconds.
     """
 
-    def __init__(self, engine: Callable[[], Elections], name: str) -> None:
+    def __init__(
+        self,
+        engine: Callable[[], Elections],
+        name: str,
+        *,
+        own_clock: Callable[[], float] = clock,
+    ) -> None:
         self._engine = engine
         self._name = name
+        self._clock = own_clock
         self._seen: tuple[Record, float] | None = None
         """The record of a term that another candidate holds, and when it has run out."""
+        self._ahead_us: int | None = None
+        """By how much the engine's clock was ahead of the candidate's own at the last look."""
 
     def state(self) -> ElectionState:
         _, record, now = self._read()
@@ -170,7 +181,7 @@ class EngineTerms:
 
     def claim(self, candidate: Candidate, term: float) -> Claim | ElectionState:
         def change(record: Record, now: int) -> Record | None:
-            if record.candidate is not None and self._left(record, now) > 0:
+            if record.candidate is not None and self._left(record, now, term) > 0:
                 return None
             return Record(
                 number=record.next_number(now),
@@ -182,18 +193,28 @@ class EngineTerms:
 
         before, after, now = self._change(change, durable=True)
         if after is None:
-            until = max(before.until_us, now + math.ceil(self._left(before, now) * SECOND))
+            until = max(before.until_us, now + math.ceil(self._left(before, now, term) * SECOND))
             return state_of(self._name, msgspec.structs.replace(before, until_us=until), now)
         return Claim(after.number, term, before.handed_over)
 
-    def _left(self, record: Record, now: int) -> float:
+    def _left(self, record: Record, now: int, term: float) -> float:
         """
         For how many seconds a term may still be held: as long as it was when this candidate first
         saw its record, by the candidate's own clock.
+
+        The record may have been renewed just before the engine's clock jumped forward. Its time
+        counts by what the engine's clock was when the candidate looked before, too, but no longer
+        than a whole term.
         """
+        own = self._clock()
+        ahead_us, before_us = now - round(own * SECOND), self._ahead_us
+        self._ahead_us = ahead_us
         if self._seen is None or self._seen[0] != record:
-            self._seen = record, clock() + (record.until_us - now) / SECOND
-        return self._seen[1] - clock()
+            left = (record.until_us - now) / SECOND
+            if before_us is not None:
+                left = max(left, min(left + (ahead_us - before_us) / SECOND, term))
+            self._seen = record, own + left
+        return self._seen[1] - own
 
     def renew(self, number: int, term: float, bound: float) -> Renewal | None:
         def change(record: Record, now: int) -> Record | None:
