@@ -10,7 +10,7 @@ ARGS ?=
 ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz fuzz-gateway histories fairness conformance test-kills test-elections lint fmt bench soak scale bench-smoke docs docs-pages docs-check ci image-lock clean
+.PHONY: help setup demo test fuzz fuzz-gateway histories fairness simulate conformance test-kills test-elections lint fmt bench soak scale bench-smoke docs docs-pages docs-check ci image-lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ histories: $(READY) ## 500 random histories on each engine, in lockstep with the
 
 fairness: $(READY) ## 10,000 random combinations of limits on the model and 1,000 on each engine, compared with fair rates (hours); LANEWAY_SEED=7 repeats some
 	LANEWAY_FAIRNESS=1 $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/fairness $(ARGS)
+
+simulate: $(READY) ## 1,000 random fleets with crashes, lost answers and clocks that jump, in virtual time (an hour); LANEWAY_SEED=7 repeats some
+	LANEWAY_SIMULATE=1 $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/simulation $(ARGS)
 
 conformance: $(READY) ## the whole conformance suite on every way to connect; make test leaves out repetitions
 	LANEWAY_CONFORMANCE=1 $(BIN)/python -m pytest -n auto tests/conformance $(ARGS)

@@ -717,7 +717,7 @@ GROUPS = {
 }
 
 MODULES = {
-    "Tests": ["laneway.testing.virtual", "laneway.testing.eager"],
+    "Tests": ["laneway.testing.virtual", "laneway.testing.eager", "laneway.testing.simulated"],
     "Monitoring": ["laneway.metrics.measure", "laneway.tracing.trace"],
     "Logging": ["laneway.logs"],
     "Engines": [

@@ -3,6 +3,7 @@ Tools for testing programs and engines. No other part of Laneway imports this pa
 
 - `virtual`: run an application in memory, with a clock that moves only when the test moves it.
 - `eager`: run tasks in the caller.
+- `simulated`: simulate a fleet of workers with an application's policies (`simulation`).
 - `laneway.testing.fixtures`: both as pytest fixtures.
 - `EngineDriver`: an engine with a clock that the test moves.
 - `with_latency`: an engine with the latency of a network.
@@ -14,6 +15,7 @@ Tools for testing programs and engines. No other part of Laneway imports this pa
 
 from laneway.testing.engine_driver import EngineDriver
 from laneway.testing.fault_injection import with_latency
+from laneway.testing.simulation import simulated
 from laneway.testing.virtual import World, eager, virtual
 
-__all__ = ["EngineDriver", "World", "eager", "virtual", "with_latency"]
+__all__ = ["EngineDriver", "World", "eager", "simulated", "virtual", "with_latency"]

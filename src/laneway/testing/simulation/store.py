@@ -1,0 +1,195 @@
+"""
+The store of a simulation: an engine behind a network that is slow and loses calls and answers.
+
+Each call that reaches the engine is shown to the checks, with its answer, even if the caller never
+gets it. Workers that wait are notified as by a real engine: one, when there may be work.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from laneway.engines.base import FullEngine
+from laneway.errors import EngineUnavailable, LanewayError
+from laneway.policy import Resolved
+from laneway.testing.simulation.clock import Clock, Signal, Wait
+from laneway.units import SECOND
+
+QUIET = frozenset({"lease", "start", "settle", "extend", "tick", "beat", "lookup"})
+"""Calls after which no more can be leased than before, or whose caller leases itself."""
+
+AGAIN_US = 1_000
+"""How soon somebody leases again if the engine has more to do right now."""
+
+
+class Network(msgspec.Struct):
+    """
+    What may go wrong between a process and the store.
+
+    - `delay`: seconds of a call, and of its answer, at least and at most.
+    - `lost_calls`, `lost_answers`: parts of all calls. The caller learns it after `timeout`.
+    - `slow`: the part of all calls that takes up to `timeout`.
+    """
+
+    delay: tuple[float, float] = (0.0005, 0.003)
+    lost_calls: float = 0.0
+    lost_answers: float = 0.0
+    slow: float = 0.0
+    timeout: float = 2.0
+
+
+class Call(NamedTuple):
+    """A call that the engine has answered. `now`: the engine's time in microseconds."""
+
+    now: int
+    operation: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    answer: Any
+
+
+class Store:
+    """
+    An engine with the simulation's clock.
+
+    `skew_us`: by how much the store's clock is ahead. `is_down`: no call is answered.
+    """
+
+    def __init__(self, engine: FullEngine, clock: Clock, network: Network | None = None) -> None:
+        self.engine, self.clock = engine, clock
+        self.network = network or Network()
+        self.skew_us = 0
+        self.is_down = False
+        self.watchers: list[Callable[[Call], object]] = []
+        """What is called after each call that the engine has answered."""
+        self.calls = 0
+        self.direct = cast("FullEngine", _Direct(self))
+        """The engine without the network."""
+        self._now = 0
+        self._policies: dict[str, Resolved] = {}
+        self._has_time: dict[str, bool] = {}
+        self._idle: list[Signal] = []
+        self._looks_at: int | None = None
+
+    @property
+    def now(self) -> int:
+        """The engine's time, which never goes back."""
+        self._now = max(self._now, self.clock.now + self.skew_us)
+        return self._now
+
+    def jump(self, seconds: float) -> None:
+        """Let the store's clock jump; after a jump back the engine's time waits for it."""
+        self.skew_us += round(seconds * SECOND)
+        self.notify()
+
+    def policy_of(self, topic: str) -> Resolved:
+        """The policy that holds for a topic now."""
+        if topic not in self._policies:
+            self._policies[topic] = self.engine.policy_of(topic)
+        return self._policies[topic]
+
+    def state_of(self, topic: str, message_id: str) -> str:
+        """What `lookup` answers for a message."""
+        return self.engine.lookup(topic, [message_id], now_us=self.clock.now + self.skew_us)[
+            message_id
+        ]
+
+    def call(self, operation: str, *arguments: Any, **options: Any) -> Wait:
+        """Call the engine through the network. Raises EngineUnavailable, and what it raises."""
+        network, clock = self.network, self.clock
+
+        def begin(wake: Callable[..., None]) -> None:
+            if clock.chance(network.lost_calls):
+                error = EngineUnavailable("the call was lost", applied=None)
+                clock.after(network.timeout, partial(wake, error=error))
+            else:
+                clock.after(self._delay(), partial(arrive, wake))
+
+        def arrive(wake: Callable[..., None]) -> None:
+            answer, error = None, None
+            try:
+                if self.is_down:
+                    raise EngineUnavailable("the store is down")
+                answer = self.apply(operation, *arguments, **options)
+            except LanewayError as raised:
+                error = raised
+            if clock.chance(network.lost_answers):
+                error = EngineUnavailable("the answer was lost", applied=None)
+                clock.after(network.timeout, partial(wake, error=error))
+            else:
+                clock.after(self._delay(), partial(wake, answer, error))
+
+        return Wait(begin)
+
+    def apply(self, operation: str, *arguments: Any, **options: Any) -> Any:
+        """Call the engine now."""
+        call = getattr(self.engine, operation)
+        if operation not in self._has_time:
+            self._has_time[operation] = "now_us" in inspect.signature(call).parameters
+        if self._has_time[operation]:
+            options["now_us"] = self.clock.now + self.skew_us
+        if operation.startswith("policy_"):
+            self._policies.clear()
+        answer = call(*arguments, **options)
+        self.calls += 1
+        for watcher in self.watchers:
+            watcher(Call(self.now, operation, arguments, options, answer))
+        if operation == "lease":
+            self._look_at(answer.next_wake_us)
+            if len(answer.leases) == arguments[0]:
+                self.notify()
+        elif operation not in QUIET:
+            self.notify()
+        return answer
+
+    def _delay(self) -> float:
+        low, high = self.network.delay
+        if self.clock.chance(self.network.slow):
+            high = self.network.timeout
+        return self.clock.random.uniform(low, high)
+
+    # Wakeups
+
+    def notify_later(self, signal: Signal) -> None:
+        """Set the signal of a worker with free slots when there may be work."""
+        self._idle.append(signal)
+
+    def notify(self) -> None:
+        """Notify one worker that waits."""
+        if self._idle:
+            number = self.clock.random.randrange(len(self._idle))
+            self._idle[number], self._idle[-1] = self._idle[-1], self._idle[number]
+            self._idle.pop().set()
+
+    def forget(self, signal: Signal) -> None:
+        """A worker that crashed or stopped no longer waits; another one is notified for it."""
+        self._idle = [each for each in self._idle if each is not signal]
+        self.notify()
+
+    def _look_at(self, wake: int | None) -> None:
+        """Notify a worker at the time of the engine's next event."""
+        if wake is None:
+            return
+        at = max(wake - self.skew_us, self.clock.now + AGAIN_US)
+        if self._looks_at is None or at < self._looks_at:
+            self._looks_at = at
+            self.clock.at(at, partial(self._look, at))
+
+    def _look(self, at: int) -> None:
+        if at == self._looks_at:
+            self._looks_at = None
+            self.notify()
+
+
+class _Direct:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._store.engine, name)
+        return partial(self._store.apply, name) if callable(attribute) else attribute

@@ -1,0 +1,43 @@
+"""Random fleets keep Laneway's promises; the simulation itself repeats, and notices what breaks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.seeds import seed_for
+from tests.simulation.fleets import run
+
+LONGER = "LANEWAY_SIMULATE"
+"""The variable by which `make simulate` asks for more and longer fleets."""
+
+FLEETS = {"sqlite": 10, "valkey": 5, "model": 5}
+MORE_FLEETS = {"sqlite": 600, "valkey": 300, "model": 100}
+SECONDS, MORE_SECONDS = 8.0, 60.0
+
+
+@pytest.mark.parametrize(
+    ("engine", "number"),
+    [
+        (engine, number)
+        for engine, count in (MORE_FLEETS if LONGER in os.environ else FLEETS).items()
+        for number in range(count)
+    ],
+)
+def test_promises_hold(engine: str, number: int) -> None:
+    """
+    No promise is broken, whatever crashes, stops and gets lost.
+
+    `python -m tests.simulation SEED --engine ENGINE` repeats a fleet.
+    """
+    seconds = MORE_SECONDS if LONGER in os.environ else SECONDS
+    run(seed_for(LONGER) + number, engine, seconds)
+
+
+def test_one_seed_gives_one_history() -> None:
+    """The same seed gives the same calls at the same times, with each fault."""
+    reports = [run(7, "sqlite", 5.0) for _ in range(2)]
+    assert reports[0].store.calls == reports[1].store.calls
+    assert reports[0].clock.now == reports[1].clock.now
+    assert reports[0].messages.waits == reports[1].messages.waits
