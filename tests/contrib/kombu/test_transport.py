@@ -201,6 +201,7 @@ POISONS = [
     payload(body={"__type__": "uuid", "__value__": 5}),
     payload(headers=["task"]),
     payload(headers={"task": "shop.add", "id": 5}),
+    payload(headers={"task": "shop.add", "id": "5", "shadow": ["a"]}),
     payload(properties={"delivery_info": {}, "body_encoding": "rot13"}),
     payload(properties={"delivery_info": {}, "body_encoding": "base64"}, body="x"),
     payload(properties={"delivery_info": {"exchange": [1]}}),

@@ -63,7 +63,7 @@ def _check(payload: dict[str, Any], properties: dict[str, Any], info: dict[str, 
         payload.get("content-encoding"),
         info.get("exchange"),
         info.get("routing_key"),
-        *(headers.get(each) for each in ("task", "id", "group")),
+        *(headers.get(each) for each in ("task", "id", "group", "shadow")),
     ]
     if not (isinstance(body, str) and isinstance(headers, dict) and encoding in ENCODINGS):
         raise ValueError("the body, its encoding or the headers have another type")

@@ -1,0 +1,1 @@
+"""Programs around Celery with this transport."""
