@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 from kombu import Connection, Consumer, Producer, Queue
 
@@ -89,3 +90,21 @@ def test_store_that_is_away(connect: Connect, monkeypatch: pytest.MonkeyPatch) -
     first.ack()
     until(lambda: leased(connection) == 1, "the ack is stored")
     assert failures == []
+
+
+def test_acks_do_not_wait_for_the_store(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is away, only the first ack tries; the end of the connection stores all."""
+    monkeypatch.setattr(acks, "STORE_SECONDS", 1e6)
+    connection = connect()
+    got = held(connection, 3, prefetch=4)
+    with monkeypatch.context() as away:
+        ack_many = Mock(side_effect=EngineUnavailable("away"))
+        away.setattr(Laneway, "ack_many", ack_many)
+        for message in got:
+            message.ack()
+        assert ack_many.call_count == 1
+    connection.release()
+    with connect() as other:
+        other.connect()
+        assert other.transport.app.topic("q").stats().waiting == 0
+        assert leased(other) == 0

@@ -34,10 +34,10 @@ class Acks:
         self._stored = 0
         """How often acks were taken from those that wait."""
         self._thread: threading.Thread | None = None
-        self._is_idle = self._is_closed = False
+        self._is_idle = self._is_closed = self._is_away = False
 
     def add(self, delivery: Delivery) -> int:
-        """Add an ack. Returns how many wait."""
+        """Add an ack. Returns how many the caller may store: 0 while the store is unavailable."""
         with self._changed:
             self._waiting.append(delivery)
             if self._is_idle:
@@ -46,7 +46,7 @@ class Acks:
             elif self._thread is None and not self._is_closed:
                 self._thread = threading.Thread(target=self._run, name="laneway-acks", daemon=True)
                 self._thread.start()
-            return len(self._waiting)
+            return 0 if self._is_away else len(self._waiting)
 
     def store(self) -> bool:
         """Store the acks that wait. Returns whether the store was available."""
@@ -61,7 +61,9 @@ class Acks:
             log.warning("%d acks cannot be stored, retrying: %s", len(deliveries), error)
             with self._changed:
                 self._waiting = deliveries + self._waiting
+            self._is_away = True
             return False
+        self._is_away = False
         return True
 
     def close(self) -> None:

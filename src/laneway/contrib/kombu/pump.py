@@ -64,11 +64,6 @@ class Pump:
             self._thread = threading.Thread(target=self._run, name="laneway-kombu", daemon=True)
             self._thread.start()
 
-    @property
-    def is_serving(self) -> bool:
-        """Whether there are topics that it leases from."""
-        return self._serving.is_set()
-
     def __len__(self) -> int:
         """How many messages it holds that are not settled."""
         return len(self._leases)
