@@ -1,5 +1,5 @@
 """
-Short work beside long work in one worker: how soon webhooks start while imports fill its slots.
+Short work next to long work in one worker: how soon webhooks start while imports fill its slots.
 
 Webhooks of 2,000 topics come 30 a second; each handler takes 5 ms. Hundreds of customers import at
 the same time: plain functions that sleep for seconds, two messages for each topic, one at a time.

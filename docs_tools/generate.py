@@ -22,13 +22,14 @@ import click
 import msgspec
 
 import laneway
+from docs_tools import api
+from docs_tools.api import table
 from laneway import Laneway, errors, policy
 from laneway.cli.main import COMMANDS, main
 from laneway.engines.valkey import address
 from laneway.gateway import openapi
 from laneway.gateway.problems import KINDS
 from laneway.gateway.route_table import ROUTES
-from laneway.runtime.noun import Noun
 from laneway.working.options import Options, WorkerOptions
 
 if TYPE_CHECKING:
@@ -45,14 +46,9 @@ WIDTH = 100
 Row = tuple[str, ...]
 
 
-def table(head: Row, rows: Iterable[Row]) -> str:
-    """A Markdown table. A bar inside a cell is escaped."""
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    lines += [
-        "| " + " | ".join(re.sub(r"\s+", " ", cell).replace("|", "\\|") for cell in row) + " |"
-        for row in rows
-    ]
-    return "\n".join(lines) + "\n"
+def code(text: str) -> str:
+    """The text as code, whatever it contains."""
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
 def sentence(text: str) -> str:
@@ -589,13 +585,34 @@ AREAS = {
 }
 
 
+MIN_LETTERS = 12
+"""Least length of a message's text without its values. Shorter texts cannot be searched for."""
+
+
 def constant(node: ast.expr) -> str | None:
-    """The text of a literal; what an f-string fills in becomes `…`."""
+    """The text of a string, with the names of what is filled in; None for another expression."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(constant(part) or "…" for part in node.values)
+        return "".join(constant(part) or placeholder(part) for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        parts = [constant(node.left), constant(node.right)]
+        return "".join(part or "…" for part in parts) if any(parts) else None
     return None
+
+
+def placeholder(value: ast.expr) -> str:
+    """What stands for a value: its name in the source."""
+    if isinstance(value, ast.FormattedValue | ast.Subscript):
+        return placeholder(value.value)
+    if isinstance(value, ast.Call):
+        return placeholder(value.args[0] if value.args else value.func)
+    name = value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")
+    return f"<{name.strip('_').lower()}>" if name else "…"
+
+
+def can_be_searched(text: str) -> bool:
+    return len(re.findall(r"[a-z]", re.sub(r"<\w+>", "", text))) >= MIN_LETTERS
 
 
 def log_calls(path: Path) -> Iterator[tuple[int, str, str]]:
@@ -615,16 +632,13 @@ def log_calls(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def filled(text: str, values: list[ast.expr]) -> str:
-    """The text with the names of its values; a value without a name becomes `…`."""
+    """The text with the names of its values."""
     rest = iter(values)
-
-    def name(_: re.Match[str]) -> str:
-        value = next(rest, None)
-        if isinstance(value, ast.Attribute):
-            return f"<{value.attr.lstrip('_')}>"
-        return f"<{value.id}>" if isinstance(value, ast.Name) else "…"
-
-    return re.sub(r"%[+-]?[\d,]*(?:\.\d+)?[a-z]", name, text)
+    return re.sub(
+        r"%[+-]?[\d,]*(?:\.\d+)?[a-z]",
+        lambda _: placeholder(value) if (value := next(rest, None)) else "…",
+        text,
+    )
 
 
 def logs_page() -> str:
@@ -634,7 +648,8 @@ def logs_page() -> str:
         area = next(area for area in AREAS if inside.startswith(area))
         for _, level, text in sorted(log_calls(path)):
             shown_level = "error, with traceback" if level == "exception" else level
-            found[area].append((shown_level, f"`{text}`"))
+            if can_be_searched(text):
+                found[area].append((shown_level, code(text)))
     parts = [
         f"## {name}\n\n{table(('level', 'message'), dict.fromkeys(found[area]))}"
         for area, name in AREAS.items()
@@ -643,8 +658,8 @@ def logs_page() -> str:
     return f"""# Log events
 
 {NOTE}
-Every line that Laneway logs, by the part that logs it.
-`<name>` and `…` stand for values.
+The lines that Laneway logs, by the part that logs them.
+Search this page for the words of a line; `<name>` and `…` stand for values.
 The loggers are named `laneway` and after their modules below it.
 [Operations](../operations.md#what-a-worker-logs) explains the lines about messages, and how to get
 them as JSON.
@@ -658,6 +673,19 @@ A success is at level `info`, a failed attempt at `warning`, a dead letter at `e
 # Errors
 
 
+def error_messages(names: Iterable[str]) -> dict[str, list[str]]:
+    """The texts with which the source creates errors, by their class."""
+    found: dict[str, list[str]] = {name: [] for name in names}
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and node.args:
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                text = constant(node.args[0]) if name in found else None
+                if text and can_be_searched(text):
+                    found[name].append(text)
+    return found
+
+
 def errors_page() -> str:
     classes = {
         name: value
@@ -667,11 +695,15 @@ def errors_page() -> str:
     tree = inspect.cleandoc(errors.__doc__ or "")
     drawn = re.search(r"```\n(.*?)```", tree, re.DOTALL)
     assert drawn is not None
+    messages = error_messages(classes)
     parts = []
     for name, value in classes.items():
         bases = ", ".join(f"`{base.__name__}`" for base in value.__bases__)
         where = "" if name in laneway.__all__ else " Import it from `laneway.errors`."
         parts.append(f"## {name}\n\nBase: {bases}.{where}\n\n{docstring(value)}\n")
+        texts = sorted(dict.fromkeys(messages[name]), key=lambda text: text.lstrip("<").lower())
+        if texts:
+            parts.append(table(("message",), ((code(text),) for text in texts)))
     return f"""# Errors
 
 {NOTE}
@@ -679,6 +711,7 @@ Every error that Laneway raises is a `LanewayError`.
 The class tells the caller what to do about it.
 A message has four parts on one line: what failed, which field or option, the values, and what to do
 now.
+Search this page for the words of a message; `<name>` and `…` stand for values.
 
 ```text
 {drawn[1]}```
@@ -689,106 +722,6 @@ now.
 def docstring(value: type) -> str:
     parts = inspect.cleandoc(value.__doc__ or "").split("\n\n")
     return "\n\n".join(prose(part) for part in parts)
-
-
-# The API
-
-GROUPS = {
-    "The application": ["Laneway"],
-    "Messages": ["Message", "Receipt", "Delivery"],
-    "Topics": ["Topic", "Stats", "DeadLetter"],
-    "Producers": ["Buffer", "Spool", "SpoolStatus"],
-    "Policies": ["Tier", "Backoff"],
-    "Tasks and jobs": [
-        "Task",
-        "Request",
-        "current_request",
-        "Job",
-        "JobState",
-        "get_task_logger",
-        "SoftTimeLimit",
-    ],
-    "Flows": ["Signature", "chain", "group", "chord"],
-    "Queues by name": ["Queue", "Dependency"],
-    "Subscriptions": ["SubscriptionInfo", "Consumer"],
-    "Workers": ["Summary", "WorkerInfo", "once", "aonce", "forget_once", "aforget_once"],
-    "History": ["History", "HistoryRow", "HistoryPart", "WaitingTimes", "Alarm"],
-    "Elections": ["Election", "Career", "Term", "ElectionState"],
-}
-
-MODULES = {
-    "Tests": ["laneway.testing.virtual", "laneway.testing.eager", "laneway.testing.simulated"],
-    "Monitoring": ["laneway.metrics.measure", "laneway.tracing.trace"],
-    "Logging": ["laneway.logs"],
-    "Engines": [
-        "laneway.engines.base",
-        *(
-            f"laneway.engines.base.{path.stem}"
-            for path in sorted((SOURCES / "engines" / "base").glob("[a-z]*.py"))
-        ),
-        "laneway.engines.shared.fairness",
-    ],
-}
-
-
-def nouns() -> dict[str, type]:
-    """The attributes of an application that have verbs, and their classes."""
-    with Laneway("sqlite://", program="docs") as app:
-        found = {name: type(value) for name, value in vars(app).items() if isinstance(value, Noun)}
-    return dict(sorted(found.items()))
-
-
-def noun_rows() -> str:
-    rows = []
-    for name, kind in nouns().items():
-        verbs = [
-            each
-            for each in vars(kind)
-            if not each.startswith("_")
-            and each not in ("declare", "install")  # Laneway's own parts call these
-            and not (each.startswith("a") and each[1:] in vars(kind))
-        ]
-        first = docstring(kind).partition(": `app.")[0]
-        rows.append(f"| `app.{name}` | {', '.join(f'`{each}`' for each in verbs)} | {first} |")
-    return "\n".join(rows)
-
-
-def api_page() -> str:
-    in_errors = {name for name in laneway.__all__ if hasattr(errors, name)}
-    grouped = {name for names in GROUPS.values() for name in names}
-    described("laneway.__all__", set(laneway.__all__) - in_errors, grouped)
-    parts = [
-        f"## {head}\n\n" + "\n".join(f"::: laneway.{name}\n" for name in names)
-        for head, names in GROUPS.items()
-    ]
-    parts += [
-        f"## app.{name}\n\n::: {kind.__module__}.{kind.__qualname__}\n"
-        for name, kind in nouns().items()
-    ]
-    parts += [
-        f"## {head}\n\n" + "\n".join(f"::: {name}\n" for name in names)
-        for head, names in MODULES.items()
-    ]
-    return f"""# API
-
-{NOTE}
-The public names of `laneway`, from their docstrings.
-`make docs` fills them in; on a page that shows the bare Markdown, each line that begins with `:::`
-stands for the documentation of one name.
-[Errors](errors.md) have a page of their own.
-
-Every method that touches the store has an async variant with an `a` in front: `publish` and
-`apublish`.
-Durations are seconds, a `timedelta`, or text such as `"10m"`.
-
-What a program declares, and what it does every day, is a method of the application.
-What the store holds is an attribute of the application, with its own verbs:
-
-| attribute | verbs | what it is |
-| --- | --- | --- |
-{noun_rows()}
-
-{chr(10).join(parts)}"""
 
 
 # The modules
@@ -828,7 +761,7 @@ Every source file with the first sentence of its head.
 
 GENERATED = {
     "modules.md": modules_page,
-    "api.md": api_page,
+    **api.pages(NOTE),
     "cli.md": cli_page,
     "http.md": http_page,
     "openapi.json": lambda: openapi.encoded(ROUTES).decode(),

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import laneway
-from docs_tools import check, generate
+from docs_tools import api, check, generate
 from laneway import errors, policy
 from laneway.cli.main import COMMANDS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.parametrize("field", policy.FIELDS)
@@ -49,10 +51,29 @@ def test_each_command_has_a_section(command: str) -> None:
 
 
 def test_each_public_name_is_in_the_reference() -> None:
-    """Public names are in the API page or in the page of errors."""
-    api, found = generate.api_page(), generate.errors_page()
-    for name in laneway.__all__:
-        assert f"::: laneway.{name}\n" in api or f"## {name}\n" in found
+    """Public names have a heading in a page of the API or in the page of errors."""
+    pages = [make() for make in api.pages("").values()]
+    headings = re.findall(r"^## (\w+)$", "\n".join([*pages, generate.errors_page()]), re.MULTILINE)
+    assert set(laneway.__all__) <= set(headings)
+
+
+def test_an_argument_has_a_row_with_its_meaning() -> None:
+    """What a docstring explains as "`name`: text" is in the table, and only there."""
+    page = api.pages("")["api-application.md"]()
+    section = page[page.index("#### app.publish\n") : page.index("#### app.publish_many\n")]
+    assert "| `connection` | `Any` | `None` | Publish in the transaction of" in section
+    assert section.count("transaction of this connection") == 1
+    assert "Async: `apublish`." in section
+
+
+def test_no_page_leaves_its_text_to_a_tool() -> None:
+    """A page is complete as it is read in the repository."""
+    assert [page.name for page in DOCS.rglob("*.md") if "\n::: " in page.read_text()] == []
+
+
+def test_errors_are_sentences_that_can_be_searched() -> None:
+    """A message is in the page of errors with the names of its values."""
+    assert "| `message to <topic>: delay and at contradict each other" in generate.errors_page()
 
 
 def test_log_lines_name_their_values() -> None:
