@@ -25,7 +25,7 @@ PHRASES = {
     r"|also(?=[.;)])",
     "alone, separately, automatically, on its own": r"by (?:itself|themselves)\b",
     "that many, that long": r"so (?:many|long|much|often)\b(?! as)",
-    "compared with, along with, during": r"besides?\b",
+    "compared with, along with, during": r"beside\b",
     "immediately, concurrently": r"at once\b",
     "the maximum, the minimum": r"the (?:most|fewest|least) (?!recent|common|important)",
     "can handle, accepts": r"(?:bears?|bearable|borne)\b",

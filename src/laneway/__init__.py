@@ -1,5 +1,5 @@
 """
-Laneway: a message and task queue that serves millions of queues at once, none of which starves
+Laneway: a message and task queue that serves millions of queues; none of them starves
 another.
 
 This module has everything that a program needs; `Laneway` is the object to begin with.

@@ -149,8 +149,8 @@ class EngineUnavailable(LanewayError, ConnectionError):
     """
     The store does not answer, is full, or cannot be written.
 
-    `applied`: False: nothing was changed. None: that is not known; publishing again with the same
-    ids is safe.
+    `applied`: False: nothing was changed. None: unknown; publishing again with the same ids is
+    safe.
     """
 
     kind = "engine_unavailable"
@@ -224,7 +224,7 @@ class DestinationUnavailable(HandlerSignal):
     a time, then one message at a time as a probe. No message's retries are used.
 
     A topic with `concurrency="auto"` only lowers its limit, unless `retry_after` is given or the
-    limit is the least one.
+    limit is at its minimum.
 
     `retry_after`: how long to back off, if the destination said so (seconds, `timedelta` or
     `"10m"`); default: one second, doubled by each failing probe up to five minutes.

@@ -1,5 +1,5 @@
 """
-Policies: which fields there are, how they are checked, and which pattern decides.
+Policies: their fields and checks, and which pattern decides.
 
 A policy is stored as the fields that were set (a `dict` of JSON values), by layer and pattern.
 `PolicyTable` resolves them for one topic, field by field. The operator's layer overrides the

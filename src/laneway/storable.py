@@ -1,5 +1,5 @@
 """
-Make texts from users' code storable: valid Unicode without NUL, and at most so long.
+Make texts from users' code storable: valid Unicode without NUL, of limited length.
 
 Error texts, reasons and reprs come from code that other people wrote. They may contain lone
 surrogates (from any file name that is not UTF-8), have any length, or raise when they are read.

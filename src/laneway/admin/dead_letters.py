@@ -67,7 +67,8 @@ def redrive(
     """
     Put dead letters of a topic, or of all topics (None), back into their topics, oldest first.
 
-    `ids`: only these; None: all. `rate`: messages a second, such as `"10/s"`; None: all at once.
+    `ids`: only these; None: all. `rate`: messages a second, such as `"10/s"`; None: all
+    immediately.
     `limit`: at most this many. Returns how many were put back. Raises UsageError, BadMessage if
     the topic's name is invalid, BadPolicy if the rate is, EngineUnavailable.
     """

@@ -1,4 +1,4 @@
-"""Copying what a store has beside the queue: records, the history, and the delivery log."""
+"""Copying what a store has outside the queue: records, the history, and the delivery log."""
 
 from __future__ import annotations
 

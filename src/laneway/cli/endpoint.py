@@ -251,7 +251,7 @@ def test(session: Session, topic: str, *, as_json: bool) -> None:
 @click.option("--ed25519", is_flag=True, help="An ed25519 key; its public key is printed.")
 @pass_session
 def rotate(session: Session, topic: str, *, ed25519: bool) -> None:
-    """Create a new secret, and print it once. The old one signs beside it for 24 hours."""
+    """Create a new secret, and print it once. The old one also signs for 24 hours."""
     with session.app() as app:
         say(app.endpoint(topic).rotate(ED25519 if ed25519 else None))
 

@@ -1,4 +1,4 @@
-"""`laneway explain`: why a topic stands still, or a message is not running."""
+"""`laneway explain`: why a topic delivers nothing, or a message is not running."""
 
 from __future__ import annotations
 

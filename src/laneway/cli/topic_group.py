@@ -53,7 +53,7 @@ def set_topic_group(
     burst: int | None,
     concurrency: int | None,
 ) -> None:
-    """Set what the operator says about a group; each option overrides what code declares."""
+    """Set the operator's settings of a group; each option overrides what the code declares."""
     from laneway.policy import Gate
 
     if weight is None and rate is None and concurrency is None:

@@ -1,6 +1,6 @@
 """
 Names of Celery and RQ that Laneway does not have: they can be imported, and their use raises
-UsageError, which says what to write instead.
+UsageError, which names what to write instead.
 """
 
 from __future__ import annotations

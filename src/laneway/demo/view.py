@@ -1,5 +1,5 @@
 """
-The demo's screen: the quiet merchants' waiting time beside the flood's backlog, the tiers, and the
+The demo's screen: the quiet merchants' waiting time, the flood's backlog, the tiers, and the
 promises.
 """
 

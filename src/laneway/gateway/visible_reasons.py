@@ -1,4 +1,4 @@
-"""Why a topic or a message stands still, as far as a caller may know."""
+"""Why a topic or a message is blocked, as far as a caller may know."""
 
 from __future__ import annotations
 

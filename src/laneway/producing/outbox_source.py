@@ -1,5 +1,5 @@
 """
-Forwards the outbox in a user's database to the store, in workers or by `laneway outbox forward`.
+Forwards the outbox in a user's database to the store, in workers or with `laneway outbox forward`.
 
 One process forwards for each namespace: `laneway_outbox_forwarder` has its name and until when it
 leads. The same row names the batch that is being forwarded, and each change of it requires that it

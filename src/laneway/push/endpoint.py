@@ -138,7 +138,7 @@ class Endpoint(Noun):
 
     def rotate(self, secret: str | None = None) -> str:
         """
-        Give it a new secret, `secret` or a random one. The old ones sign beside it for 24 hours.
+        Give it a new secret, `secret` or a random one. The old ones also sign for 24 hours.
         Returns the new secret's text, which is not shown again; of `"ed25519"`, which creates a key
         pair, the public key.
         """
@@ -239,9 +239,9 @@ class Endpoint(Noun):
         were sent. Returns how many, and where to continue.
 
         Arguments: `since`, `until`: of their last attempts, Unix seconds. `result`: only those that
-        were `"acked"`, or are `"dead"`. `rate`: messages a second, such as `"10/s"`; None: all at
-        once. `dry_run`: only count. `after`: `next` of the call before. Raises UsageError, and
-        Refused without an endpoint.
+        were `"acked"`, or are `"dead"`. `rate`: messages a second, such as `"10/s"`; None: all
+        immediately. `dry_run`: only count. `after`: `next` of the call before. Raises UsageError,
+        and Refused without an endpoint.
         """
         table.get(self._runtime.engine, self.topic)
         return replays.replay_many(

@@ -103,7 +103,8 @@ def replay_many(
 
     Arguments: `since`, `until`: of their last attempts, Unix seconds. `result`: only those whose
     last attempt was `"acked"`, or that are `"dead"` letters; None: both. `rate`: messages a second,
-    such as `"10/s"`; None: all at once. `dry_run`: only count. `after`: `next` of the call before.
+    such as `"10/s"`; None: all immediately. `dry_run`: only count. `after`: `next` of the call
+    before.
 
     Raises UsageError, BadPolicy for a wrong rate.
     """

@@ -1,4 +1,4 @@
-"""The elections of an application, in which its workers are candidates beside their handlers."""
+"""The elections of an application, in which its workers are candidates while they run handlers."""
 
 from __future__ import annotations
 

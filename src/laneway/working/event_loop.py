@@ -1,4 +1,4 @@
-"""Helpers for the event loop of a worker that runs by itself."""
+"""Helpers for the event loop of a standalone worker."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-The process beside a worker that extends its leases while the worker cannot; see `standby_renewal`.
+A second process that extends a worker's leases while the worker cannot; see `standby_renewal`.
 
 Until it has to, it imports nothing of Laneway and has no connection: it needs 9 MB.
 

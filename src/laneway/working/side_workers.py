@@ -1,4 +1,4 @@
-"""Workers that run beside a worker, on its event loop."""
+"""Workers that run on another worker's event loop."""
 
 from __future__ import annotations
 

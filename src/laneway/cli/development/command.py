@@ -60,7 +60,7 @@ def dev(
     """
     Run an application's worker, its schedules and the gateway in one terminal.
 
-    The store is sqlite:///laneway-dev.db unless --url or $LANEWAY_URL names another one, also if
+    The store is sqlite:///laneway-dev.db unless --url or $LANEWAY_URL names another one, even if
     the code names one. The URL that is shown logs one browser in, once; o in the terminal opens it
     with a new login. When a source file changes, the program is loaded again; if that fails, the
     error is shown and the old code keeps running.

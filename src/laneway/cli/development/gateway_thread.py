@@ -1,4 +1,4 @@
-"""The gateway of `laneway dev`, in a thread of its own; it goes on when the program is replaced."""
+"""The gateway of `laneway dev`, in its own thread; it continues when the program is replaced."""
 
 from __future__ import annotations
 

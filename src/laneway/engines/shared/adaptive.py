@@ -1,6 +1,6 @@
 """
-The arithmetic of `concurrency="auto"`: how many messages of a topic run at once, by what its
-destination can handle.
+The arithmetic of `concurrency="auto"`: how many messages of a topic run concurrently, by
+what its destination can handle.
 
 Additive increase, multiplicative decrease, as in TCP (Chiu and Jain 1989), with a gate on latency:
 a destination gives few samples, so there is no gradient, and no window in which it is measured

@@ -1,6 +1,6 @@
 """
-The lanes that a transaction changed, and how they are written: all lanes with the same changed
-columns in one statement.
+The lanes that a transaction changed, and writing them: all lanes with the same changed columns
+in one statement.
 
 A database works on every index of a column that an UPDATE names, even if its value stays the same;
 and binding a column costs as much as reading one. So the usual small changes have their own

@@ -1,5 +1,5 @@
 """
-Merging: a new message joins a waiting one with its merge key, and a message that comes back from a
+Merging: a new message joins a waiting one with its merge key, and a message that returns from a
 lease takes in the one that waits.
 
 The rules are in docs/specification.md, "Merging on publish" and "Arriving".

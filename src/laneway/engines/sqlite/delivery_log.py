@@ -1,5 +1,5 @@
 """
-The delivery log: a file of its own beside the store, which a namespace gets with its first entry.
+The delivery log: a separate file next to the store, which a namespace gets with its first entry.
 
 So its writes never wait for those of the queue, and it can be deleted at any time. Each call opens
 the file: there is about one in a second, and nothing has to be closed before a fork. Nothing is

@@ -1,4 +1,4 @@
-"""What a browser says of where a request comes from, and over what."""
+"""What a browser reports about a request's origin and protocol."""
 
 from __future__ import annotations
 

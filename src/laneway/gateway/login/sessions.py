@@ -1,5 +1,5 @@
 """
-Sessions: how a browser that has logged in with a token says who it is.
+Sessions: how a browser that has logged in with a token identifies itself.
 
 `POST /login` takes the token and answers with a cookie. The cookie names the token and has a
 signature; it does not hold the token's secret. All gateways of a namespace sign with the same key.

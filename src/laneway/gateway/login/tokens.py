@@ -1,5 +1,5 @@
 """
-Tokens: who may use the API, from which scopes and topics; kept as records of the namespace.
+Tokens: who may use the API, with which scopes and topics; stored as records of the namespace.
 
 A token is `lw_ID_SECRET`: the id finds the record, which has the hash of the secret. The secret is
 32 random bytes and a checksum, so a token that was cut or mistyped is recognized without a read.

@@ -39,8 +39,8 @@ async def lease(call: Call) -> Response:
     """
     Lease messages, and wait for the first one.
 
-    The messages of a client that hangs up are released at once. Settle each by its receipt before
-    its deadline; otherwise it is delivered again.
+    If the client disconnects, its messages are released immediately. Settle each by its receipt
+    before its deadline; otherwise it is delivered again.
     """
     body: LeaseBody = call.body
     seconds = arguments.seconds("lease", "wait", body.wait)
@@ -160,7 +160,7 @@ class _Item(msgspec.Struct):
 
 async def settle(call: Call) -> Response:
     """
-    Settle leased messages, each as its action says.
+    Settle leased messages, each by its action.
 
     Answered in the order of the request: a lease that had ended is `lost`. Settlements that publish
     messages are transactions of their own.

@@ -55,7 +55,7 @@ def list_dead_letters(call: Call) -> DeadLettersAnswer:
     """
     List dead letters, oldest first, with their reason and history.
 
-    With `fingerprint` or `since` a request reads at most 10,000; `next` goes on behind them.
+    With `fingerprint` or `since` a request reads at most 10,000; `next` continues after them.
     """
     query: DeadLettersQuery = call.query
     topic, is_wanted = _topic(call, query.topic), _filter(call, query.fingerprint, query.since)
@@ -111,7 +111,7 @@ def list_groups(call: Call) -> DeadGroupsAnswer:
 
 def redrive(call: Call) -> CountAnswer | Response:
     """
-    Put dead letters back into their topics, the oldest first: all at once or at a rate.
+    Put dead letters back into their topics, the oldest first: all immediately or at a rate.
 
     With a rate they are delayed, each by its place. With a fingerprint, those among the oldest
     10,000. In the background (202): without these bounds, and `/v1/operations` shows the progress.

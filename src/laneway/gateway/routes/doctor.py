@@ -28,8 +28,8 @@ def begin_doctor(call: Call) -> Response:
     """
     Check in the background (202) that the store's counters and indexes agree, as `laneway doctor`.
 
-    It reads beside the work, in small steps, and repairs nothing. `/v1/operations/{id}` shows how
-    far it is, and its findings. One at a time: if one runs, the answer is its id.
+    It reads during normal work, in small steps, and repairs nothing. `/v1/operations/{id}` shows
+    how far it is, and its findings. One at a time: if one runs, the answer is its id.
     """
     if not hasattr(call.engine, "doctor_steps"):
         raise Problem("bad-request", "this engine cannot be checked in steps; run `laneway doctor`")

@@ -1,4 +1,4 @@
-"""Many endpoints at once: a stream of lines."""
+"""Many endpoints in one request: a stream of lines."""
 
 from __future__ import annotations
 

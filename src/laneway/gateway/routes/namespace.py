@@ -41,8 +41,8 @@ def show_history(call: Call) -> HistoryAnswer:
     """
     Show what was published, delivered and done, in intervals, and how long messages waited.
 
-    Of a pattern only if a policy has it, because only then its topics are counted apart; of a topic
-    only if its policy has `history`.
+    For a pattern, only if a policy has it, because only then its topics are counted separately; for
+    a topic, only if its policy has `history`.
     """
     query: HistoryQuery = call.query
     engine = call.engine

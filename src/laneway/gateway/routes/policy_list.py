@@ -51,7 +51,7 @@ def list_policies(call: Call) -> PoliciesAnswer:
     """
     List the policies that a pattern covers: those of patterns, then those of topics.
 
-    A request compares at most 10,000; `next` goes on behind them.
+    A request compares at most 10,000; `next` continues after them.
     """
     query: PoliciesQuery = call.query
     pattern = check_policy_pattern(query.pattern)

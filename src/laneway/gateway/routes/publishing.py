@@ -112,7 +112,7 @@ async def publish_many(call: Call) -> Response | Stream:
     Publish many messages: a JSON list of at most 10,000, or lines of `application/x-ndjson`.
 
     A list is answered in its order, with 207 if a message was refused; if one is not valid, none is
-    stored. Lines are stored as they arrive and answered one by one, also those that are not valid.
+    stored. Lines are stored as they arrive and answered one by one, including invalid ones.
     """
     request = call.request
     if request.content_type == LINES:

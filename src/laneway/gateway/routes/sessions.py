@@ -38,7 +38,7 @@ def local_path(path: str) -> str:
 
 
 async def show_login(call: Call) -> Response:
-    """The page on which a person logs in. A browser that has a session already goes on."""
+    """The page on which a person logs in. A browser that already has a session continues."""
     query: LoginQuery = call.query
     following = local_path(query.next)
     if following and await is_logged_in(call):  # by another tab

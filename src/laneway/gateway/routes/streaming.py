@@ -1,4 +1,4 @@
-"""A stream of deliveries: server-sent events, as many unsettled at once as the client's credit."""
+"""A stream of deliveries: server-sent events, with at most the client's credit unsettled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def stream(call: Call) -> Stream:
     """
     Lease messages as they come, as server-sent events `delivery`.
 
-    At most `credit` are unsettled at once; settling them at this gateway makes room. When the
+    At most `credit` are unsettled at any time; settling them at this gateway makes room. When the
     client goes, what it has not settled is released.
     """
     query: StreamQuery = call.query

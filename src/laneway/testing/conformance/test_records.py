@@ -1,4 +1,4 @@
-"""Records beside the queue: compare and swap, by kind and name."""
+"""Records outside the queue: compare and swap, by kind and name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Permits that come back from messages that were leased and never began."""
+"""Permits that return from messages that were leased and never started."""
 
 from __future__ import annotations
 

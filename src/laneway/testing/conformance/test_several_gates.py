@@ -1,4 +1,4 @@
-"""Topics with several gates: a delivery goes through all of them in one step, or is not made."""
+"""Topics with several gates: a delivery passes all of them in one step, or is not made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies of single topics: each acts at once, on its topic's lanes only."""
+"""Policies of single topics: each acts immediately, on its topic's lanes only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead: dead letters by what failed, then the letters, to redrive or drop them."""
+"""Dead: dead letters by what failed, then the list, to redrive or drop them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One endpoint: how it is, what it answered, and its settings without the secrets."""
+"""One endpoint: its state, its answers, and its settings without the secrets."""
 
 from __future__ import annotations
 

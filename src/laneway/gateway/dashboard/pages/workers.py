@@ -1,4 +1,4 @@
-"""Workers: whether they are there, busy, stuck, and of one version."""
+"""Workers: whether they are running, busy, stuck, and of one version."""
 
 from __future__ import annotations
 

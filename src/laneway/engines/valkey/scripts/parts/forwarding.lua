@@ -1,4 +1,4 @@
--- Batches of spools, each of which is taken once, however often it is repeated.
+-- Batches of spools: each is stored once, however often it is repeated.
 --
 -- uses: intake
 --

@@ -1,4 +1,4 @@
--- Accepting batches of messages, most of which are plain.
+-- Accepting batches of messages; most are plain.
 --
 -- uses: policies, lanes, plain, ids, backlog, putting, copies, left_copies
 

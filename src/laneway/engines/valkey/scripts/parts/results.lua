@@ -1,5 +1,5 @@
 -- Outcomes (`o:ID`) and progress (`n:ID`) under the ids of messages: keys with an expiry, which the
--- server deletes by itself. Each id has a channel of its own, on which changes are notified.
+-- server deletes on its own. Each id has a channel of its own, on which changes are notified.
 --
 -- uses: policies, crc
 
