@@ -124,7 +124,7 @@ def fill(app: Laneway) -> None:
     random.seed(7)
     engine = app.engine
     app.policy("push.*", rate="50/s", concurrency=8, retries=5)
-    app.policy("push.slow.*", rate="2/s")
+    app.policy("push.slow.*", rate="10/min")
     app.policy("mail.*", tier="low")
     app.policy("billing.*", tier="high", weight=3)
     app.policy("render.*", pool="gpu")
@@ -136,7 +136,7 @@ def fill(app: Laneway) -> None:
     app.subscribe("orders", "search", where={"kind": "new"})
     merchants = ["acme", *(f"slow.{n}" for n in range(6)), *(f"m{n:03d}" for n in range(MERCHANTS))]
     for n, merchant in enumerate(merchants):
-        count = 2400 if merchant == "acme" else 260 if "slow" in merchant else max(1, 60 - n // 6)
+        count = 2400 if merchant == "acme" else 260 if "slow" in merchant else 1 + n % 3 // 2
         app.publish_many(
             Message(f"push.{merchant}", {"order": 10_000 + n * 100 + k, "total": round(k * 3.7, 2)})
             for k in range(count)
@@ -309,7 +309,7 @@ def beat(engine) -> None:
         engine.beat(facts, dead_after_us=3600 * SECOND, listed_us=7200 * SECOND)
 
 
-BEAT_SECONDS = 2.0
+BEAT_SECONDS = 0.5
 WARM_UP_SECONDS = 25.0
 """How long before the first picture messages flow, so that charts do not end with a gap."""
 
@@ -317,7 +317,7 @@ WARM_UP_SECONDS = 25.0
 def flow(app: Laneway) -> None:
     """What comes in and is done between two heartbeats, about as the history has it."""
     per_beat = round(220 * BEAT_SECONDS)
-    names = ["acme"] * 40 + [f"m{n:03d}" for n in range(0, MERCHANTS, 4)]
+    names = ["acme"] * 150 + [f"m{n:03d}" for n in range(0, MERCHANTS, 4)]
     app.publish_many(
         (Message(f"push.{random.choice(names)}", {"order": n}) for n in range(per_beat)),
         progress=False,
@@ -421,8 +421,9 @@ def _history_row(at_us: int, seconds: int, now_us: int) -> Row:
         )
         quick = [int(per * each) for each in (0.1, 0.3, 0.3, 0.15, 0.1, 0.03, 0.02)]
         rest = [0] * (len(WAIT_BOUNDS_US) + 1 - len(quick))
-        slow = [0, 0, 0, int(per * 0.05), int(per * 0.2), int(per * 0.3), int(per * 0.3)]
-        waits.append(WaitCounts(tier, slow + rest, quick + rest))
+        slow = [0] * (len(WAIT_BOUNDS_US) + 1)
+        slow[2 if ago > 1500 else min(10, 4 + int((1500 - ago) / 150))] = int(per)
+        waits.append(WaitCounts(tier, slow, quick + rest))
     row = Row(at_us, at_us, at_us + seconds * SECOND, waiting, cells, waits)
     row.ages = _ages(ago)
     row.gates = {"psp": round(seconds * SECOND * 0.64)} if ago < 2400 else {}

@@ -53,10 +53,9 @@ def explain_topic(
         own = list(_of_record(engine, topic, record, now_us))
         if record.disabled is not None:
             found.reasons = [each for each in found.reasons if each.cause != "disabled"]
-        if _decides(record, found, own):
-            found.reasons = own + found.reasons
-        else:
-            found.reasons += own
+        decides = _decides(record, found, own)
+        _add_next_try(engine, found, own, now_us)
+        found.reasons = own + found.reasons if decides else found.reasons + own
         if not own and found.reasons[0].cause == "empty":
             _add_last_attempt(engine, found, now_us)
     elif shows_endpoint and shows_others and _lacks_one(engine, found):
@@ -166,9 +165,22 @@ def _of_record(
             f"laneway endpoint rotate {quoted}",
         )
     if (text := _condition_text(record, now_us)) is not None:
-        yield TopicReason("endpoint", f"its {text}", f"laneway endpoint test {quoted}")
+        yield TopicReason("endpoint", text, f"laneway endpoint test {quoted}")
     if record.events:
         yield TopicReason("events", _events_text(record), f"laneway endpoint show {quoted}")
+
+
+def _add_next_try(
+    engine: FullEngine, found: TopicExplanation, own: list[TopicReason], now_us: int
+) -> None:
+    """Make the back-off a part of the endpoint's reason: it follows from the answers."""
+    until_us = engine.topic_stats(found.topic).backs_off_until_us or 0
+    causes = [each.cause for each in own]
+    if "endpoint" in causes and until_us > now_us:
+        found.reasons = [each for each in found.reasons if each.cause != "back_off"]
+        at, left = causes.index("endpoint"), topic_reasons.duration((until_us - now_us) / SECOND)
+        text = f"{own[at].text}; next try in {left}"
+        own[at] = TopicReason("endpoint", text, own[at].advice)
 
 
 def _lacks_key(engine: FullEngine, record: Record, now_us: int) -> str | None:

@@ -32,7 +32,7 @@ def test_changes_arrive(browser: Browser, app: Laneway) -> None:
     app.publish("live.a", 1)
     with browser.live("/topic?name=live.a") as events:
         first = events.until_tick()
-        assert set(first) == {"strip", "binds", "messages", "tick"}
+        assert set(first) == {"strip", "binds", "curves", "messages", "tick"}
         assert first["tick"]["every"] == 1.0
         for _ in range(3):
             app.publish("live.a", 2)

@@ -27,7 +27,7 @@ def test_an_empty_store_teaches(tmp_path: Path) -> None:
         assert "app.publish(" in browser.get("/").words
         assert "laneway worker" in browser.get("/").words
         assert "app.publish(" in browser.get("/topics").words
-        assert "nothing waits or runs in this topic" in browser.get("/topic?name=push.acme").words
+        assert "Nothing waits or runs in this topic" in browser.get("/topic?name=push.acme").words
 
 
 @pytest.mark.parametrize("namespace", ["default", "of-ann"])

@@ -19,7 +19,7 @@ from laneway.producing import refused
 from laneway.push import events, table
 from laneway.push.secret_store import KEY_VARIABLE, new_key
 from laneway.units import SECOND
-from tests.gateway.dashboard.conftest import running
+from tests.gateway.dashboard.conftest import beat, running
 
 
 def test_the_largest_backlog_is_named_whatever_else_is_wrong(tmp_path: Path) -> None:
@@ -39,6 +39,22 @@ def test_the_largest_backlog_is_named_whatever_else_is_wrong(tmp_path: Path) -> 
         assert "of the backlog" in words
 
 
+def test_the_state_in_words(tmp_path: Path) -> None:
+    """Healthy; a flood that nobody else feels; a problem comes first."""
+    with Laneway(f"sqlite:///{tmp_path}/store.db") as app, running(app) as browser:
+        beat(app, pools=["default"])
+        assert 'class="health state good">Healthy.<' in browser.get("/").text
+        app.publish("quiet.a", 1)
+        [quiet] = app.lease(1)
+        quiet.ack()
+        app.publish_many([Message("flood.a", n) for n in range(200)])
+        app.publish("quiet.a", 1, delay="1h")
+        page = browser.get("/")
+        assert 'class="health state slow">flood.a floods; nobody else waits.<' in page.text
+        app.policy("flood.*", pool="gpu", rate="1/h")
+        assert "1 problem. flood.a floods; nobody else waits." in browser.get("/").words
+
+
 def opened(record: Any) -> Any:
     record.condition.opened_us, record.condition.text = 1, "HTTP 503"
     return record
@@ -52,10 +68,12 @@ def test_open_breakers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for n in range(3):
             app.endpoint(f"push.{n}", url="https://shop.example/hooks")
             log.add("opened", f"push.{n}", "HTTP 503")
-        assert "breaker is open" not in browser.get("/").words
+        assert "breaker open" not in browser.get("/").words
         table.update(app.engine, "push.1", opened)
         words = browser.get("/").words
-        assert "push.1 its endpoint's breaker is open: HTTP 503, since 1970-01-01" in words
+        assert "push.1 endpoint fails, breaker open: HTTP 503, since 1970-01-01" in words
+        app.publish_many([Message("push.1", n) for n in range(200)] + [Message("push.0", 1)])
+        assert "since 1970-01-01 00:00:00Z ; holds 100% of the backlog" in browser.get("/").words
         for n in (0, 2):
             table.update(app.engine, f"push.{n}", opened)
         assert "3 endpoints opened their breaker" in browser.get("/").words
@@ -63,7 +81,7 @@ def test_open_breakers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         page = browser.get("/")
         assert "2 endpoints opened their breaker" in page.words
         assert "/endpoints?state=open" in page.text
-        assert "1 endpoint is disabled, so nothing is sent" in page.words
+        assert "push.2 endpoint is disabled, so nothing is sent: by hand" in page.words
 
 
 def test_lists_of_topics_show_what_is_wrong_with_endpoints(

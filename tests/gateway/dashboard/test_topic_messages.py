@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from html import unescape
+
 import pytest
 
 from laneway import Laneway, Message
 from laneway.gateway.dashboard import collector
+from laneway.history import sampling
 from laneway.message import Settlement
 from tests.gateway.dashboard.conftest import Browser
 
@@ -42,17 +45,24 @@ def test_dead_letters_of_a_topic_are_redriven(browser: Browser, app: Laneway) ->
 def test_the_rate_over_time(
     browser: Browser, app: Laneway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A topic's page draws its rate against its limit, as soon as it has two points."""
-    app.policy("tabs.c", rate=100)
+    """
+    A topic's page draws its backlog and deliveries: the last hour with a history, else as soon as
+    it has two points.
+    """
+    app.policy("tabs.d", history=True)
     app.publish_many([Message("tabs.c", n) for n in range(50)])
     app.engine.lease(50, topics=["tabs.c"])
-    assert "its rate in the last 5 minutes" not in browser.get("/topic?name=tabs.c").text
+    assert "Deliveries per second" not in browser.get("/topic?name=tabs.c").text
     monkeypatch.setattr(collector, "TREND_SECONDS", 0.001)
     browser.get("/topic?name=tabs.c")
     monkeypatch.setattr(collector, "TREND_SECONDS", 10.0)
     page = browser.get("/topic?name=tabs.c")
-    assert "its rate in the last 5 minutes" in page.text
-    assert 'class="due"' in page.text
+    assert "Deliveries per second" in page.text
+    assert 'app.policy("tabs.c", history=True)' in unescape(page.text)
+    for _ in range(2):
+        app.publish("tabs.d", 1)
+        sampling.take(app.engine)
+    assert "history=True" not in browser.get("/topic?name=tabs.d").text
 
 
 def test_the_store(browser: Browser, app: Laneway) -> None:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from laneway.engines.base import WAIT_BOUNDS_US
 from laneway.gateway import problems
+from laneway.gateway.dashboard import heat
+from laneway.history.figures import WaitingTimes
+from laneway.units import SECOND
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from laneway.engines.base import WorkerView
     from laneway.history.figures import HistoryRow
+    from laneway.history.records import Row
 
 RANGES: dict[str, float] = {
     "15m": 900,
@@ -87,6 +94,9 @@ def seconds_since(start: float, now: float) -> float:
     )
 
 
+BOUNDS = [bound / SECOND for bound in WAIT_BOUNDS_US]
+
+
 class _Bin:
     """Rows that are shown as one point."""
 
@@ -97,15 +107,11 @@ class _Bin:
     def per_second(self, *names: str) -> float:
         seconds = sum(row.seconds for row in self.rows)
         count = sum(getattr(row, name) for row in self.rows for name in names)
-        return round(count / seconds, 2) if seconds else 0.0
+        return round(count / seconds, 4) if seconds else 0.0
 
     @property
     def waiting(self) -> int:
         return self.rows[-1].waiting
-
-    @property
-    def oldest(self) -> float:
-        return round(max((row.oldest or 0.0) for row in self.rows), 1)
 
 
 def _bins(rows: list[HistoryRow], step: float, seconds: float) -> list[_Bin]:
@@ -123,15 +129,42 @@ def _bins(rows: list[HistoryRow], step: float, seconds: float) -> list[_Bin]:
     return found
 
 
-def charts_of(rows: list[HistoryRow], step: float, seconds: float) -> dict[str, Any]:
+def _waits(bins: list[_Bin], stored: Sequence[Row], which: str) -> list[float | None]:
+    """By bin: the time that 95% of the messages waited less than, or None without a message."""
+    place = {row.start: n for n, each in enumerate(bins) for row in each.rows}
+    found: list[list[Sequence[int]]] = [[] for _ in bins]
+    for row in stored:
+        if (n := place.get(row.begin_us / SECOND)) is not None:
+            found[n] += [getattr(each, which) for each in row.waits]
+    return [waited(WaitingTimes(BOUNDS, heat.sums(counts))) for counts in found]
+
+
+def waited(times: WaitingTimes) -> float | None:
+    """The seconds that 95% of the messages waited less than, or None without a message."""
+    return (times.quantile(0.95) or BOUNDS[-1]) if times.count else None
+
+
+def charts_of(
+    rows: list[HistoryRow], stored: Sequence[Row], step: float, seconds: float
+) -> dict[str, Any]:
     """
     The variables of the four charts: the times, and each chart's title, unit and series.
-    `step`: of the rows. `seconds`: how long they are together.
+    `stored`: the rows with their waiting times. `step`: of the rows. `seconds`: how long they are
+    together.
     """
     bins = _bins(rows, step, seconds)
     return {
         "x": [round(each.start) for each in bins],
         "charts": [
+            {
+                "name": "waits",
+                "title": "Waiting time until delivery: 95% of the messages waited less",
+                "unit": "s",
+                "series": [
+                    {"name": "quiet topics", "values": _waits(bins, stored, "others")},
+                    {"name": "noisiest 1%", "values": _waits(bins, stored, "noisy")},
+                ],
+            },
             {
                 "name": "flow",
                 "title": "Messages per second",
@@ -146,12 +179,6 @@ def charts_of(rows: list[HistoryRow], step: float, seconds: float) -> dict[str, 
                 "title": "Waiting",
                 "unit": "",
                 "series": [{"name": "waiting", "values": [each.waiting for each in bins]}],
-            },
-            {
-                "name": "oldest",
-                "title": "Age of the oldest message",
-                "unit": "s",
-                "series": [{"name": "age", "values": [each.oldest for each in bins]}],
             },
             {
                 "name": "failures",

@@ -97,7 +97,7 @@ class Fragment:
 
 
 class Point(NamedTuple):
-    """A topic at one moment (monotonic seconds)."""
+    """A topic at one moment (Unix seconds)."""
 
     at: float
     waiting: int
@@ -171,17 +171,10 @@ class Collector:
         if reader is not None:
             reader.kept.clear()
 
-    def trend(self, stats: TopicStats) -> list[int]:
-        """How many messages of a topic waited in the last 5 minutes; the last one is now."""
-        return [point.waiting for point in self._points(stats)]
-
-    def rates(self, stats: TopicStats) -> list[float]:
-        """Its deliveries per second in the last 5 minutes, as far as a page had it."""
-        return [point.rate for point in self._points(stats)]
-
-    def _points(self, stats: TopicStats) -> list[Point]:
+    def points(self, stats: TopicStats) -> list[Point]:
+        """A topic in the last 5 minutes, as far as a page had it; the last point is now."""
         points = self._trends.get(stats.topic)
-        now = time.monotonic()
+        now = time.time()
         if points is None:
             if len(self._trends) >= MAX_TRENDS:
                 self._forget_trends(now)

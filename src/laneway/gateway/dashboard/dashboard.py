@@ -120,8 +120,7 @@ class Dashboard(Extension):
             base=_base(call.request),
             namespace=self._runtime.namespace,
             runtime=self._runtime,
-            trend=self.collector.trend,
-            rates=self.collector.rates,
+            points=self.collector.points,
         )
 
     @staticmethod

@@ -32,6 +32,7 @@ FILTERS = (
     words.text,
     words.block,
     words.state,
+    words.sentence,
     words.kind,
     words.reason_kind,
     words.spark,

@@ -1,14 +1,15 @@
-"""What stands out: at most five sentences about a namespace, made by rules, each with a link."""
+"""What stands out: a state in words, and at most five causes, made by rules, each with a link."""
 
 from __future__ import annotations
 
+import functools
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from laneway.admin.workers import UNSERVED_SECONDS
-from laneway.gateway.dashboard import words
+from laneway.gateway.dashboard import charts, words
 from laneway.gateway.dashboard.pages.limits import HELD_SECONDS, gates_held
 from laneway.gateway.dashboard.reader import LARGEST_TOPICS, OLDEST_TOPICS
 from laneway.producing import refused
@@ -18,11 +19,17 @@ from laneway.units import SECOND, counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from laneway.engines.base import TopicStats
     from laneway.gateway.dashboard.view import View
+    from laneway.push.endpoint import EndpointInfo
 
 MOST = 5
 LARGE_PART = 0.5
 """A topic with this part of the backlog is named."""
+
+FLOOD_SECONDS = 900
+CALM_SECONDS = 1.0
+"""If 95% of the messages of quiet topics wait less than this, nobody waits for a flood."""
 
 MANY = 100
 """Fewer messages are nothing to speak of."""
@@ -42,7 +49,7 @@ GROWING_PART = 0.1
 class Sentence(msgspec.Struct, frozen=True):
     """
     What stands out. `about`: the name in bold before the text; "" if there is none. `since_us`:
-    shown behind the text. `kind`: as those of states.
+    shown behind the text, and `more` behind that. `kind`: as those of states.
     """
 
     about: str
@@ -50,6 +57,11 @@ class Sentence(msgspec.Struct, frozen=True):
     link: str
     kind: str = "slow"
     since_us: int | None = None
+    more: str = ""
+
+    def with_more(self, other: Sentence) -> Sentence:
+        """The sentence, with the text of another one about the same name."""
+        return msgspec.structs.replace(self, more=f"{self.more}; {other.text}")
 
 
 def sentences(view: View) -> list[Sentence]:
@@ -63,7 +75,38 @@ def sentences(view: View) -> list[Sentence]:
         for place, each in enumerate(islice(rule(view), MOST))
     ]
     found.sort(key=lambda ranked: ranked[:2])
-    return [each for _, _, each in found[:MOST]]
+    merged: dict[str, Sentence] = {}
+    for _, _, each in found:  # what is about one topic is one sentence
+        first = merged.get(each.about)
+        merged[each.about] = each if first is None else first.with_more(each)
+    return list(merged.values())[:MOST]
+
+
+def health(view: View, found: list[Sentence]) -> tuple[str, str]:
+    """The state of the namespace in words, and its kind. `found`: its sentences."""
+    bad = sum(each.kind == "bad" for each in found)
+    parts = [f"{counted(bad, 'problem')}"] if bad else []
+    if (flood := _flooding(view)) is not None:
+        waited = charts.waited(view.reader.history(FLOOD_SECONDS).others)
+        if waited is None or waited > CALM_SECONDS:
+            others = f"other topics wait up to {words.bound(waited)}" if waited else ""
+        else:
+            others = "nobody else waits"
+        parts += ["; ".join(filter(None, (f"{flood.topic} floods", others)))]
+    if not parts:
+        parts = ["Healthy"]
+        if found:
+            parts = [f"Nothing is broken; {counted(len(found), 'thing')} to watch"]
+    return ". ".join(parts) + ".", "bad" if bad else "slow" if found else "good"
+
+
+def _flooding(view: View) -> TopicStats | None:
+    """The topic that has most of a large backlog, while others have messages, too."""
+    waiting = view.reader.overview().waiting
+    for stats in view.reader.largest()[:1]:
+        if stats.ready >= max(MANY, LARGE_PART * waiting) and view.reader.overview().topics > 1:
+            return stats
+    return None
 
 
 def _unserved(view: View) -> Iterator[Sentence]:
@@ -100,7 +143,7 @@ def _breakers(view: View) -> Iterator[Sentence]:
         topic, condition = found[0]
         yield Sentence(
             topic,
-            f"its endpoint's breaker is open: {condition.text or 'it failed too often'}",
+            f"endpoint fails, breaker open: {condition.text or 'it failed too often'}",
             view.urls.page("/endpoint", topic=topic),
             "bad",
             condition.opened_us,
@@ -120,20 +163,34 @@ def _endpoints(view: View) -> Iterator[Sentence]:
     """Endpoints that are disabled, and those that ask for pauses."""
     if not view.may("endpoints"):
         return
-    from laneway.push import table  # noqa: PLC0415  # only programs that push need it
+    # Only programs that push need it.
+    from laneway.push import table  # noqa: PLC0415
+    from laneway.push.endpoint import list_endpoints  # noqa: PLC0415
+
+    def read(state: table.State) -> tuple[int, list[EndpointInfo]]:
+        found = list_endpoints(view.engine, "*", limit=SHOWN_NAMES, after="", state=state)[0]
+        return table.count(view.engine, state) if found else 0, found
 
     states: tuple[tuple[table.State, str, str], ...] = (
-        ("disabled", "disabled, so nothing is sent: laneway endpoint enable TOPIC", "bad"),
+        ("disabled", "disabled, so nothing is sent", "bad"),
         ("busy", "asking for pauses (HTTP 429 or 503)", "slow"),
     )
     for state, text, kind in states:
-        key = "endpoints", state
-        count = view.reader.seldom(key, lambda s=state: table.count(view.engine, s))  # type: ignore[misc]
-        if count:
-            more = "+" if count >= table.MAX_COUNTED else ""
+        count, found = view.reader.seldom(("endpoints", state), functools.partial(read, state))
+        if count == 1:
+            answer = found[0].disabled or found[0].last_failure
             yield Sentence(
-                counted(count, "endpoint") + more,
-                f"{'is' if count == 1 else 'are'} {text}",
+                found[0].topic,
+                f"endpoint is {text}: {answer}",
+                view.urls.page("/endpoint", topic=found[0].topic),
+                kind,
+            )
+        elif count:
+            more = "+" if count >= table.MAX_COUNTED else ""
+            names = _named([each.topic for each in found], count)
+            yield Sentence(
+                f"{count:,}{more} endpoints",
+                f"are {text}: {names}",
                 view.urls.page("/endpoints", state=state),
                 kind,
             )
@@ -167,12 +224,12 @@ def _dead_letters(view: View) -> Iterator[Sentence]:
     died = sum(row.died for row in history.rows if row.start >= history.now - HOUR)
     if died:
         text = "in the last hour"
-        yield Sentence(counted(died, "dead letter"), text, view.urls.page("/dead"), "bad")
+        yield Sentence(counted(died, "dead letter"), text, view.urls.page("/dead"))
 
 
-def _named(names: list[str]) -> str:
-    """The first names, and how many there are besides."""
-    more = len(names) - SHOWN_NAMES
+def _named(names: list[str], count: int | None = None) -> str:
+    """The first names, and how many more there are. `count`: of all, if these are the first."""
+    more = (len(names) if count is None else count) - SHOWN_NAMES
     return ", ".join(names[:SHOWN_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 

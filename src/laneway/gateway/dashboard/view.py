@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from laneway.engines.base import FullEngine, TopicStats
+    from laneway.gateway.dashboard.collector import Point
     from laneway.gateway.dashboard.reader import Reader
     from laneway.gateway.login.access import Caller
     from laneway.runtime.runtime import Runtime
@@ -83,7 +84,7 @@ class View(msgspec.Struct, frozen=True):
     A request for a page, as `build` of the page gets it.
 
     `path`: the page's path and query. `query`: decoded.
-    `base`: the gateway's URL, as the browser knows it. `trend`, `rates`: of a topic, see
+    `base`: the gateway's URL, as the browser knows it. `points`: of a topic, see
     `Collector`. `links`: to the dashboards of other namespaces.
     """
 
@@ -95,8 +96,7 @@ class View(msgspec.Struct, frozen=True):
     base: str
     namespace: str
     runtime: Runtime
-    trend: Callable[[TopicStats], list[int]]
-    rates: Callable[[TopicStats], list[float]]
+    points: Callable[[TopicStats], list[Point]]
     links: tuple[Link, ...] = ()
 
     @property

@@ -25,6 +25,7 @@ KINDS = {
     "running": "good",
     "runnable": "good",
     "asleep": "slow",
+    "backing_off": "slow",
     "full": "slow",
     "at_gate": "slow",
     "parked": "slow",
@@ -185,9 +186,25 @@ def block(value: object) -> str:
     return escaped(str(value), lines=True)
 
 
+STATES = {
+    "runnable": "ready",
+    "asleep": "at its rate limit",
+    "full": "at its concurrency limit",
+    "at_gate": "at its gate's limit",
+    "open": "breaker open",
+}
+"""States whose names in programs are not plain words."""
+
+
 def state(name: str) -> str:
-    """A state in words: `at gate`."""
-    return name.replace("_", " ")
+    """A state in words."""
+    return STATES.get(name) or name.replace("_", " ")
+
+
+def sentence(value: object) -> str:
+    """A reason as a sentence: with a capital and a full stop."""
+    found = text(value)
+    return found[:1].upper() + found[1:] + ("" if found.endswith((".", "…", "?")) else ".")
 
 
 FIRINGS = {
@@ -232,7 +249,9 @@ def reason_kind(cause: str) -> str:
 
 
 def topic_state(stats: TopicStats) -> str:
-    """The state of a topic."""
+    """The state of a topic. Waiting for a back-off is not waiting for a rate."""
+    if stats.state == "asleep" and (stats.wake_us or 0) <= (stats.backs_off_until_us or -1):
+        return "backing_off"
     return presenting.topic_state(stats)
 
 

@@ -15,7 +15,7 @@ from laneway.history.records import AGE_BUCKETS, oldest_ages
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from laneway.gateway.dashboard.view import View
     from laneway.history.figures import WaitingTimes
@@ -49,10 +49,6 @@ def build(view: View) -> dict[str, Any]:
         "ages": columns.map_of(AGE_BUCKETS, _ages),
         "oldest_buckets": _oldest_buckets(columns),
         "buckets": list(range(AGE_BUCKETS)),
-        "waits_of": [
-            ("the noisiest 1% of the topics", columns.map_of(heat.CLASSES, _waits("noisy"))),
-            ("the others", columns.map_of(heat.CLASSES, _waits("others"))),
-        ],
         "classes": _classes(noisy, others),
         "quantiles": [
             {
@@ -115,12 +111,6 @@ def _age_text(age: int) -> str:
         return f"over {words.bound(WAIT_BOUNDS_US[-1] / SECOND)}"
     low = words.bound(WAIT_BOUNDS_US[age - 2] / SECOND) if age > 1 else "0 s"
     return f"{low} to {words.bound(WAIT_BOUNDS_US[age - 1] / SECOND)}"
-
-
-def _waits(which: str) -> Callable[[list[Row]], list[int]]:
-    return lambda rows: heat.part_levels(
-        heat.sums(getattr(each, which) for row in rows for each in row.waits)
-    )
 
 
 def _bound(times: WaitingTimes, part: float) -> float | str | None:

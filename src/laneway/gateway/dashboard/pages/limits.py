@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laneway.gateway.dashboard.page import Page
-from laneway.gateway.dashboard.pages.topics import why
 from laneway.gateway.dashboard.queries import PageQuery
 from laneway.policy import DISABLED, is_pattern
 
@@ -43,7 +42,7 @@ def build(view: View) -> dict[str, Any]:
         "groups": [_limit(each, now_us) for each in groups[:MOST_GATES]],
         "groups_left": max(0, len(groups) - MOST_GATES),
         "held": [
-            (stats, why(stats, now_us))
+            stats
             for stats in sorted(first.values(), key=lambda each: -each.throttled_us)
             if stats.throttled_us and stats.state == "asleep" and not _backs_off(stats, now_us)
         ][:SHOWN],

@@ -1,4 +1,4 @@
-"""Now: how the namespace is, in figures, four charts, and a few sentences."""
+"""Now: the state in words, four figures, what stands out, and charts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from laneway.engines.base import Overview
 from laneway.gateway.dashboard import charts
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import NowQuery
-from laneway.gateway.dashboard.standing_out import sentences
+from laneway.gateway.dashboard.standing_out import FAILING_PART, health, sentences
 
 if TYPE_CHECKING:
     from laneway.engines.base import Overview
@@ -26,24 +26,29 @@ def build(view: View) -> dict[str, Any]:
     window = charts.window_of(view.query.start, view.query.end)
     overview, history = reader.overview(), reader.history(seconds)
     recent = reader.history(charts.RANGES["15m"])
+    per_second = _per_second(recent)
     shown, rows = history, history.rows
     if window:
-        shown = reader.history(charts.seconds_since(window.start, history.now))
+        seconds = charts.seconds_since(window.start, history.now)
+        shown = reader.history(seconds)
         rows = window.part(shown.rows)
-    coverage = reader.coverage()
+    coverage, found = reader.coverage(), sentences(view)
     workers = reader.workers()
     return {
         "overview": overview,
         "is_empty": not (overview.published or overview.topics or coverage.count),
         "recent": recent,
-        "per_second": _per_second(recent),
+        "per_second": per_second,
+        "is_failing": _is_failing(per_second),
         "range": name,
         "ranges": list(charts.RANGES),
         "as_table": view.query.table,
         "window": window,
-        "links": _links(view, window, round(history.now), seconds),
+        "links": _links(view, window, round(history.now), charts.seconds_of(name)),
         "rows": rows[-60:][::-1] if view.query.table else [],
-        **charts.charts_of(rows, shown.step, window.seconds if window else seconds),
+        **charts.charts_of(
+            rows, reader.rows(seconds), shown.step, window.seconds if window else seconds
+        ),
         "marks": charts.deployments(workers, window.start if window else history.now - seconds),
         "tiers": tiers_of(view.engine.tiers, overview, history),
         "coverage": coverage,
@@ -51,7 +56,8 @@ def build(view: View) -> dict[str, Any]:
             {f"{each.facts.program} {each.facts.version or ''}" for each in workers}
         ),
         "dead_workers": sum(each.state == "dead" for each in workers),
-        "sentences": sentences(view),
+        "sentences": found,
+        "health": health(view, found),
     }
 
 
@@ -93,6 +99,12 @@ def _per_second(history: History) -> dict[str, float | None]:
         name: sum(getattr(row, name) for row in rows) / seconds
         for name in ("published", "delivered", "done", "retried", "died")
     }
+
+
+def _is_failing(per_second: dict[str, float | None]) -> bool:
+    """Whether enough attempts fail to make the figure red; a few always do."""
+    failed = (per_second["retried"] or 0.0) + (per_second["died"] or 0.0)
+    return failed > FAILING_PART * (failed + (per_second["done"] or 0.0))
 
 
 def tiers_of(tiers: Tiers, overview: Overview, history: History) -> list[dict[str, Any]]:

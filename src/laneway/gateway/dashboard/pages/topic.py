@@ -13,6 +13,7 @@ from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages import endpoint
 from laneway.gateway.dashboard.queries import TopicQuery
 from laneway.gateway.problems import Problem
+from laneway.history import figures
 from laneway.policy import DISABLED, FIELDS, check_topic
 from laneway.subscriptions import is_copy
 
@@ -28,6 +29,8 @@ TABS = ("next", *HELD_STATES, "dead")
 
 MOST_KEYS = 8
 """Keys of leased messages that are named."""
+
+HOUR = 3600.0
 
 SHOWN_SUBSCRIPTIONS = 50
 """Subscriptions that are listed, those with the largest backlogs."""
@@ -47,6 +50,7 @@ def build(view: View) -> dict[str, Any]:
     tab = view.query.show
     if tab not in TABS:
         raise Problem("bad-request", f"show: expected one of {', '.join(TABS)}, got {tab[:80]}")
+    target = endpoint.info_of(view, name) if view.may("endpoints") else None
     head, letters = _messages(view, name, tab)
     leased = _peek(view, name, "leased") if stats.leased else []
     keys = list(dict.fromkeys(each.key for each in leased if each.key is not None))
@@ -58,7 +62,7 @@ def build(view: View) -> dict[str, Any]:
         "now_us": now_us,
         "rate": resolved.rate,
         "rate_part": stats.rate_now / resolved.rate if resolved.rate else None,
-        **_rates(view, stats, resolved.rate),
+        **_charts(view, stats, has_history=resolved.history),
         "concurrency": resolved.concurrency,
         "settings": [
             _setting(name, *each)
@@ -81,7 +85,8 @@ def build(view: View) -> dict[str, Any]:
         "source": name.partition("#")[0] if is_copy(name) else None,
         "may_operate": view.may("operate"),
         "may_publish": view.may("publish"),
-        "endpoint": endpoint.info_of(view, name) if view.may("endpoints") else None,
+        "endpoint": target,
+        "trouble": _trouble(view, name) if target else None,
         "is_known": bool(stats.published or stats.waiting or stats.leased or stats.dead),
     }
 
@@ -99,12 +104,47 @@ def _subscriptions(view: View, name: str) -> dict[str, Any]:
     return {"subscriptions": shown, "subscriptions_left": len(found) - len(shown)}
 
 
-def _rates(view: View, stats: TopicStats, limit: float | None) -> dict[str, Any]:
-    """Its rate in the last 5 minutes and its limit, as parts of the higher one."""
-    rates = view.rates(stats)
-    top = max(*rates, limit or 0.0) or 1.0
-    parts = [rate / top for rate in rates] if len(rates) > 1 and any(rates) else []
-    return {"rates": parts, "rate_limit": limit / top if limit else None}
+def _trouble(view: View, name: str) -> str | None:
+    """What is wrong with its endpoint."""
+    from laneway.push import table  # noqa: PLC0415  # only programs that push need it
+
+    return table.troubles(view.engine, [name]).get(name)
+
+
+def _charts(view: View, stats: TopicStats, *, has_history: bool) -> dict[str, Any]:
+    """
+    Its backlog and deliveries over time: of the last hour if its policy keeps a history, else of
+    the last 5 minutes, as far as a page had it.
+    """
+    points = [(round(each.at), each.waiting, each.rate) for each in view.points(stats)]
+    if has_history:
+        rows = view.reader.seldom(
+            ("topic history", stats.topic),
+            lambda: (
+                figures.read(
+                    view.engine,
+                    last=HOUR,
+                    pattern=stats.topic,
+                    latest=view.reader.latest(),
+                    largest=[stats],
+                ).rows
+            ),
+        )
+        points = [
+            (round(row.start), row.waiting, row.delivered / row.seconds if row.seconds else 0.0)
+            for row in rows
+        ]
+    times, waiting, rates = zip(*points, strict=True) if points else ((), (), ())
+    return {
+        "x": times,
+        "has_history": has_history,
+        "charts": [
+            ("waiting", "Waiting", "", waiting),
+            ("rate", "Deliveries per second", "/s", rates),
+        ]
+        if len(points) > 1
+        else [],
+    }
 
 
 def _messages(
@@ -167,5 +207,5 @@ PAGE = Page(
     title="Topic",
     build=build,
     query=TopicQuery,
-    fragments=("strip", "binds", "messages"),
+    fragments=("strip", "binds", "curves", "messages"),
 )

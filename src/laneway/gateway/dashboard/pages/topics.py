@@ -107,10 +107,11 @@ def build(view: View) -> dict[str, Any]:
     is_cut = len(topics) > SHOWN
     topics = topics[:SHOWN]
     now_us = view.reader.now_us()
-    largest = max((stats.waiting for stats in topics), default=0) or 1
     troubles = _troubles(view, [stats.topic for stats in topics])
+    rows = [_row(view, stats, now_us, troubles) for stats in topics]
     return {
-        "topics": [_row(view, stats, now_us, largest, troubles) for stats in topics],
+        "topics": rows,
+        "has_trend": any(len(row["trend"]) > 1 for row in rows),
         "now_us": now_us,
         "order": order,
         "own_column": OWN_COLUMNS.get(order),
@@ -133,16 +134,13 @@ def _troubles(view: View, topics: list[str]) -> dict[str, str]:
     return table.troubles(view.engine, topics)
 
 
-def _row(
-    view: View, stats: TopicStats, now_us: int, largest: int, troubles: dict[str, str]
-) -> dict[str, Any]:
+def _row(view: View, stats: TopicStats, now_us: int, troubles: dict[str, str]) -> dict[str, Any]:
     age = None if stats.oldest_us is None else max(0.0, (now_us - stats.oldest_us) / 1e6)
     return {
         "stats": stats,
         "state": words.topic_state(stats),
         "age": age,
-        "part": stats.waiting / largest,
-        "trend": view.trend(stats),
+        "trend": [point.waiting for point in view.points(stats)],
         "is_copy": is_copy(stats.topic),
         "trouble": troubles.get(stats.topic),
         "why": why(stats, now_us),
@@ -184,11 +182,9 @@ def why(stats: TopicStats, now_us: int) -> str:
     """Why a topic is held back, and for how long; "" if it is not."""
     if stats.backs_off_until_us is not None and stats.backs_off_until_us > now_us:
         left = (stats.backs_off_until_us - now_us) / 1e6
-        return f"backs off for {words.span(left)}"
-    if stats.state == "asleep" and stats.wake_us is not None and stats.wake_us > now_us:
-        return f"rate, next in {words.span((stats.wake_us - now_us) / 1e6)}"
+        return f"next try in {words.span(left)}"
     if stats.state == "full":
-        return f"all {stats.leased:,} that its concurrency allows run"
+        return f"{stats.leased:,} run"
     return ""
 
 

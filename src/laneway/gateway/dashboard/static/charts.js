@@ -1,15 +1,13 @@
-// Charts by uPlot: the cursor is shared, drag to zoom, double-click to zoom out. A zoom is in the
-// URL, so that a link shows it to others, and "back" ends it.
+// Charts by uPlot: drag to zoom, double-click to zoom out. A zoom is in the URL.
 import { onShow } from "./page.js";
 
 const HEIGHT = 132;
-const NAME = 28; // characters of the name of a mark
-const MARK = 18; // pixels above a plot for their names
-const SPANS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000];
+const NAME = 28; // characters of a mark's name
+const MARK = 18; // pixels above a plot
+const SPANS = [0.001, 0.005, 0.02, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 21600, 86400, 172800, 604800, 2592000];
 const plots = new Map();
 
 function resolved(name) {
-  // light-dark() is resolved by using it.
   const probe = document.createElement("i");
   probe.className = `probe ${name}`;
   document.body.append(probe);
@@ -18,14 +16,13 @@ function resolved(name) {
   return found;
 }
 
+// With two digits that count: what happens once in ten minutes is no 0.
 function amount(value, unit) {
   if (value == null) return "–";
-  if (unit === "s") {
-    for (const [name, size] of [["d", 86400], ["h", 3600], ["min", 60]]) if (value >= 2 * size) return `${+(value / size).toFixed(1)} ${name}`;
-    return `${+value.toFixed(1)} s`;
-  }
-  for (const [name, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (value >= (name === "k" ? 1e4 : size)) return `${+(value / size).toFixed(1)} ${name}`;
-  return `${+value.toFixed(1)}`;
+  const isTime = unit === "s";
+  for (const [name, size] of isTime ? [["d", 86400], ["h", 3600], ["min", 60]] : [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (value >= (name === "k" ? 10 : isTime ? 2 : 1) * size) return `${+(value / size).toFixed(1)} ${name}`;
+  if (isTime && value && value < 1) return `${+(value * 1000).toPrecision(2)} ms`;
+  return (value < 10 ? +value.toPrecision(2) : +value.toFixed(1)) + (isTime ? " s" : "");
 }
 
 function day(at) {
@@ -51,7 +48,7 @@ function marks(list, ink) {
     ctx.strokeStyle = ink;
     ctx.fillStyle = ink;
     ctx.setLineDash([4, 4]);
-    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
     for (const { at, name: whole } of list) {
       const name = whole.length > NAME ? `${whole.slice(0, NAME - 1)}…` : whole;
       const x = plot.valToPos(at, "x", true);
@@ -62,7 +59,7 @@ function marks(list, ink) {
       ctx.stroke();
       const isLeft = x + ctx.measureText(name).width > bbox.left + bbox.width;
       ctx.textAlign = isLeft ? "right" : "left";
-      ctx.fillText(name, x, bbox.top - 4 * devicePixelRatio); // above the plot: its lines are as high
+      ctx.fillText(name, x, bbox.top - 4 * devicePixelRatio);
     }
     ctx.restore();
   };
@@ -95,7 +92,7 @@ function draw(figure) {
   const width = place.clientWidth, now = x[0] ?? Date.now() / 1000;
   if (!width || !window.uPlot) return;
   place.replaceChildren();
-  const axis = { stroke: muted, font: "11px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: line, width: 1 } };
+  const axis = { stroke: muted, font: "12px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: line, width: 1 } };
   const options = {
     width,
     height: HEIGHT + (list.length ? MARK : 0),
@@ -103,8 +100,7 @@ function draw(figure) {
     cursor: { sync: { key: "charts" }, drag: { setScale: false }, points: { size: 6 }, y: false },
     legend: { show: true, live: true },
     scales: {
-      // Up to the last mark; without two points an hour.
-      x: { range: () => (x[1] ? [x[0], Math.max(x.at(-1), ...list.map((each) => each.at))] : [now - 1800, now + 1800]) },
+      x: { range: () => (x[1] ? [x[0], Math.max(x.at(-1), ...list.map((each) => each.at))] : [now - 3600, now]) },
       y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] },
     },
     axes: [
@@ -112,7 +108,6 @@ function draw(figure) {
       { ...axis, size: 52, space: 30, ...(unit === "s" ? { incrs: SPANS } : {}), values: (_, values) => values.map((value) => amount(value, unit)) },
     ],
     series: [
-      // Where the pointer is; else the last point.
       { label: "at", value: (_, at) => (x.length ? moment(at ?? x.at(-1), x) : "–") },
       ...names.map((name, n) => ({
         label: name,
