@@ -41,12 +41,13 @@ class Section(NamedTuple):
     heading: str
     about: str
     shown: Callable[[Row], bool] = lambda _: True
+    engines: tuple[str, ...] = tuple(ENGINES)
 
 
 SECTIONS = (
     Section(
         "peers",
-        "Beside other queues",
+        "Compared with other queues",
         "Tasks that do nothing, published by one client and then drained by one worker process:"
         " 100,000 where a library publishes in bulk, 10,000 otherwise and one at a time.\n"
         "Each library runs with the best settings that we found; the last column names them.\n"
@@ -74,12 +75,6 @@ SECTIONS = (
         "Put, lease and settle in batches of 500 with one feature each, and with all of them"
         " together.\n"
         "The ratio is that to plain messages in the same run, over all three steps.",
-    ),
-    Section(
-        "instructions",
-        "What features cost the server",
-        "The same on Valkey, as instructions that the server runs for a message: what else a"
-        " shared machine does changes times, but not these.",
     ),
     Section("endtoend", "End to end", "Publish, lease, handle and settle with real workers."),
     Section(
@@ -110,6 +105,7 @@ SECTIONS = (
         "Typed tasks beside messages",
         "What a typed task costs one worker process beside a plain message, and what bee-queue"
         " drains in the same run.",
+        engines=("sqlite",),  # its rows are of both engines
     ),
     Section(
         "policies",
@@ -299,17 +295,82 @@ def page(kept: dict[str, Any]) -> str:
     parts = [
         "# Benchmarks",
         "<!-- Written by `python -m bench.document` from bench/figures.json: do not edit. -->",
-        "Every figure comes from a program in `bench/`; the command is beside it.\n"
+        "Every figure comes from a program in `bench/`; its command is above each table.\n"
         + _filled("`make bench` runs all of them, peers included.\n" + kept["note"]),
+        _summary(kept["tables"]),
         "![Tasks per second drained by one worker over 1 to 10,000 queues](drain.svg)",
     ]
     for section in SECTIONS:
-        tables = [table for table in kept["tables"] if table["bench"] == section.bench]
+        tables = [
+            table
+            for table in kept["tables"]
+            if table["bench"] == section.bench and engine(table) in section.engines
+        ]
         if tables:
             parts += [f"## {section.heading}", _filled(section.about)]
             for table in tables:
                 parts += _table(table, section)
     return "\n\n".join(parts) + "\n"
+
+
+def _summary(tables: list[Table]) -> str:
+    """What most readers need, from the tables below."""
+
+    def rows_of(bench: str, name: str) -> list[Row]:
+        return next(
+            table["figures"]
+            for table in tables
+            if table["bench"] == bench and engine(table) == name
+        )
+
+    def worker(name: str, topics: int) -> str:
+        row = next(
+            row
+            for row in rows_of("typed", "sqlite")
+            if (row[""], row["topics"], row["kind"]) == (name, topics, "messages")
+        )
+        return f"{_cell(row['drained/s'])}/s at {_cell(row['worker CPU us'])} µs"
+
+    def put(name: str) -> str:
+        rows = rows_of("topics", name)
+        first, last = rows[0], rows[-1]
+        return (
+            f"{_cell(first['publish_many/s'])}/s; over {last['topics']} topics"
+            f" {_cell(last['publish_many/s'])}/s"
+        )
+
+    def start(name: str) -> str:
+        row = rows_of("latency", name)[1]
+        return f"{_cell(row['p50 ms'])} ms, p99 {_cell(row['p99 ms'])} ms"
+
+    lines = [
+        ("", "SQLite, fsync", "Valkey, memory"),
+        ("---", "---", "---"),
+        (
+            "one worker, one topic: rate, and processor time of the worker for a message",
+            worker("SQLite, fsync", 1),
+            worker("Valkey, memory", 1),
+        ),
+        (
+            "the same over 1,000 topics",
+            worker("SQLite, fsync", 1000),
+            worker("Valkey, memory", 1000),
+        ),
+        ("publish in bulk, one topic (SQLite: memory)", put("sqlite"), put("valkey")),
+        ("an idle worker starts a message: median", start("sqlite"), start("valkey")),
+    ]
+    return "\n".join(
+        [
+            "## Four figures\n",
+            *(f"| {' | '.join(cells)} |" for cells in lines),
+            "",
+            "Handlers do nothing, on two shared cores.",
+            "On Valkey the server's processor time comes on top of the worker's.",
+            "A difference of less than 10 % is a tie, and between tables of different days rates",
+            "differ by up to a factor of two.",
+            "Processor time for a message is steadier: plan with it, see [Capacity](capacity.md).",
+        ]
+    )
 
 
 def _table(table: Table, section: Section) -> Iterator[str]:

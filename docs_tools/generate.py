@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import textwrap
+import tomllib
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -759,7 +760,33 @@ Every source file with the first sentence of its head.
 {chr(10).join(parts)}"""
 
 
+# A list of the pages for language models
+
+
+def pages_of(entries: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Title and path of the pages of a navigation."""
+    for entry in entries:
+        for title, value in entry.items():
+            if isinstance(value, list):
+                yield from pages_of(value)
+            else:
+                yield title, value
+
+
+def llms_page() -> str:
+    """llms.txt: each page with a link to its Markdown."""
+    config = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+    raw = config["repo_url"].replace("github.com", "raw.githubusercontent.com") + "/main/docs"
+    text = f"# {config['site_name']}\n\n> {config['site_description']}\n"
+    for entry in config["nav"]:
+        for title, value in entry.items():
+            lines = [f"- [{name}]({raw}/{path})" for name, path in pages_of(value)]
+            text += f"\n## {title}\n\n" + "\n".join(lines) + "\n"
+    return text
+
+
 GENERATED = {
+    "../llms.txt": llms_page,
     "modules.md": modules_page,
     **api.pages(NOTE),
     "cli.md": cli_page,
