@@ -22,7 +22,6 @@ from laneway.compat.celery import (
     Task,
     chain,
     chord,
-    chunks,
     crontab,
     current_app,
     group,
@@ -180,7 +179,6 @@ def test_small_names_of_celery() -> None:
     assert len(uuid()) == 36
     call = tasks.add.s(1, 2)
     assert (maybe_signature(None), maybe_signature(call)) == (None, call)
-    assert chunks(tasks.add, [(1, 1), (2, 2), (3, 3)], 2).apply_async().get(SOON) == [[2, 4], [6]]
 
 
 def test_a_signal_that_is_never_sent_says_what_to_connect() -> None:

@@ -19,7 +19,6 @@ from laneway.compat.celery import exceptions, signals, states
 from laneway.compat.celery.application import Celery
 from laneway.compat.celery.current import (
     TaskFormatter,
-    chunks,
     current_app,
     current_task,
     get_current_task,
@@ -68,7 +67,6 @@ __all__ = [
     "WorkerLostError",
     "chain",
     "chord",
-    "chunks",
     "crontab",
     "current_app",
     "current_task",
@@ -124,6 +122,7 @@ _FINDER = Finder(
         "control_command": "see app.control, and `laneway workers`",
         "inspect_command": "see app.control, and `laneway workers`",
         "replace": "return the call's result, or make the flow before",
+        "chunks": "use task.chunks",
         "xmap": "use task.map",
         "xstarmap": "use task.starmap",
     },

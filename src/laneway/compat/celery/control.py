@@ -58,9 +58,8 @@ class Inspect:
     def __init__(self, app: Celery, destination: Sequence[str] | None, timeout: float) -> None:
         self._app, self._destination, self._timeout = app, destination, timeout
 
-    def ping(self, destination: Sequence[str] | None = None) -> dict[str, dict[str, str]] | None:
+    def ping(self, *_: object, **__: object) -> dict[str, dict[str, str]] | None:
         """{"ok": "pong"} of each worker that answers in time."""
-        del destination
         answers = self._app.laneway.control.ping(timeout=self._timeout)
         return {
             worker: {"ok": "pong"}

@@ -16,7 +16,7 @@ from laneway.tasks.canvas import Part
 from laneway.tasks.request import current_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from laneway.compat.celery.application import Celery
 
@@ -131,11 +131,6 @@ def maybe_signature(call: Any, app: Celery | None = None) -> Any:
     """The call itself, or None; anything else is given to `signature`."""
     del app
     return call if call is None else signature(call)
-
-
-def chunks(task: Any, calls: Iterable[Sequence[Any]], size: int) -> Any:
-    """Calls of a task in groups of `size`, as `task.chunks(calls, size)`."""
-    return task.chunks(calls, size)
 
 
 def uuid() -> str:

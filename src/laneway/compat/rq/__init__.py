@@ -403,17 +403,6 @@ class Queue:
         call.options.update(due)
         return call
 
-    @classmethod
-    def all(cls, connection: Any = None) -> list[Queue]:
-        """The queues that this program has created."""
-        app = application(connection)
-        return [cls(name, connection=app) for name in sorted(app.runtime.handlers.queues)]
-
-    @property
-    def key(self) -> str:
-        """RQ's key of the queue in Redis; Laneway does not use it."""
-        return f"rq:queue:{self.name}"
-
     def enqueue_call(
         self,
         func: Callable[..., Any] | str,
