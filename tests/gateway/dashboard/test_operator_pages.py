@@ -85,9 +85,9 @@ def test_actions_on_a_message(browser: Browser, app: Laneway) -> None:
     assert "Release" in browser.get(held).words
     page = browser.submit("message_release", topic="act.a", id="held", back=held)
     assert "held: released." in page.words
-    page = browser.submit("message_drop", topic="act.a", id="m", back=back)
+    page = browser.submit("message_drop", topic="act.a", id="m", back=back, sure="yes")
     assert "m: dropped." in page.words
-    page = browser.submit("message_cancel", topic="act.a", id="m", back=back)
+    page = browser.submit("message_cancel", topic="act.a", id="m", back=back, sure="yes")
     assert 'class="notice bad"' in page.text
 
 
@@ -187,7 +187,7 @@ def test_dead_letters(browser: Browser, app: Laneway) -> None:
     assert "It would be 3 messages" in page.words
     page = browser.submit("redrive", topic="dead.odd", id="odd", back="/dead")
     assert "1 redriven" in page.words
-    page = browser.submit("drop", limit="100", **some)
+    page = browser.submit("drop", limit="100", sure="yes", **some)
     assert "3 dropped" in page.words
     assert app.engine.topic_stats("dead.0").dead == 0
 
@@ -202,7 +202,8 @@ def test_workers(browser: Browser, app: Laneway) -> None:
     assert "shop 2.4.0" in words
     assert "push.acme" in words
     assert (
-        'class="notice bad"' in browser.submit("drain_worker", worker="none", back="/workers").text
+        'class="notice bad"'
+        in browser.submit("drain_worker", worker="none", sure="yes", back="/workers").text
     )
 
 
@@ -218,7 +219,9 @@ def test_jobs(browser: Browser, app: Laneway) -> None:
     assert "pending" in words
     assert "jobs.add" in words
     assert "No job with this id" in browser.get("/jobs?id=none").words
-    page = browser.submit("cancel_job", id=job.id, pattern="jobs.add", back=f"/jobs?id={job.id}")
+    page = browser.submit(
+        "cancel_job", id=job.id, pattern="jobs.add", sure="yes", back=f"/jobs?id={job.id}"
+    )
     assert "cancelled" in page.words
 
 
@@ -265,9 +268,9 @@ def test_tokens(tmp_path: Path) -> None:
         assert "lacks the scope operate" in page.words
         ((token_id, _),) = tokens.listed(app.engine, limit=10)
         browser.submit("revoke_token", 403, name="none", back="/tokens") if False else None
-        assert "revoked" in browser.submit("revoke_token", name=token_id, back="/nowhere").text or (
-            browser.send("GET", "/tokens").status in (200, 303)
-        )
+        assert "revoked" in browser.submit(
+            "revoke_token", name=token_id, sure="yes", back="/nowhere"
+        ).text or (browser.send("GET", "/tokens").status in (200, 303))
 
 
 def test_bodies_need_their_scope(tmp_path: Path) -> None:
@@ -309,7 +312,7 @@ def test_operations_are_shown_and_stopped(browser: Browser, app: Laneway) -> Non
     for _ in range(12):
         die(app, "dead.many", "KeyError: 'x'")
     fingerprint = fingerprint_of("no", "KeyError: 'x'")
-    assert "Redrive one ten all, 10/s" in browser.get("/dead").words
+    assert "Redrive one Redrive 10 Redrive all at 10/s" in browser.get("/dead").words
     some = {"topic": "dead.many", "fingerprint": fingerprint, "rate": "1/s", "back": "/dead"}
     page = browser.submit("redrive", **some, background="1")  # type: ignore[arg-type]
     assert "It continues in the background" in page.words
@@ -346,3 +349,36 @@ def test_limits_of_chosen_topics_are_set(browser: Browser, app: Laneway) -> None
     assert "2 topics: the policy was changed." in page.words
     assert app.engine.policy_of("use.b").rate == 50
     assert app.engine.policy_of("use.a").weight == 2
+
+
+def test_what_cannot_be_undone_is_asked_first(browser: Browser, app: Laneway) -> None:
+    """A click on Delete changes nothing yet; what can be undone is done, with a button Undo."""
+    app.publish("ask.a", 1, id="m")
+    back = "/message?topic=ask.a&id=m"
+    page = browser.submit("message_drop", topic="ask.a", id="m", back=back)
+    assert "Delete?" in page.text
+    assert "This cannot be undone." in page.words
+    assert 'name="sure" value="yes"' in page.text
+    page = browser.submit("message_dead", topic="ask.a", id="m", back=back)
+    assert "m: dead." in page.words
+    assert re.search(r'action="/actions/redrive".*?>Undo<', page.text, re.DOTALL)
+    page = browser.submit("redrive", topic="ask.a", id="m", name="", back=back)
+    assert app.engine.topic_stats("ask.a").waiting == 1
+    page = browser.submit("pause", topic="ask.a", back="/topic?name=ask.a")
+    assert re.search(r'action="/actions/resume".*?>Undo<', page.text, re.DOTALL)
+
+
+def test_a_refused_form_keeps_what_was_typed(browser: Browser, app: Laneway) -> None:
+    """The form is open again, with the error above it, and without a field lost."""
+    app.publish("typed.a", 1)
+    page = browser.submit(
+        "change_policy", topic="typed.a", rate="fast", weight="3", back="/topic?name=typed.a"
+    )
+    assert 'class="notice bad"' in page.text
+    assert '<details id="edit" open>' in page.text
+    assert 'name="rate" value="fast"' in page.text
+    assert 'name="weight" value="3"' in page.text
+    assert '<details id="publish">' in page.text
+    page = browser.submit("publish", topic="typed.a", body="{", back="/topic?name=typed.a")
+    assert '<details id="publish" open>' in page.text
+    assert ">{</textarea>" in page.text

@@ -46,13 +46,16 @@ class ApiCall(msgspec.Struct, frozen=True):
 class Action(msgspec.Struct, frozen=True):
     """
     An action. `label`: of its button. `scope`: what it needs. `calls`: its requests, from a form;
-    raises Problem. `done`: what is said when it was done; `{count}` is in some answers.
+    raises Problem. `done`: the text of its result; `{count}` is in some answers. `asks`: what it
+    deletes or ends for good: the page asks first. `undo`: the action that undoes it.
     """
 
     label: str
     scope: str
     calls: Callable[[Form], list[ApiCall]]
     done: Callable[[Form], str]
+    asks: str = ""
+    undo: str = ""
 
 
 def _segment(name: str) -> str:
@@ -284,14 +287,26 @@ def _worker(step: str) -> Callable[[Form], list[ApiCall]]:
     ]
 
 
-def _message_action(label: str, step: str) -> Action:
-    return Action(label, "operate", _message(step), lambda form: f"{form.all('id')[0]}: {{done}}.")
+def _message_action(label: str, step: str, asks: str = "", undo: str = "") -> Action:
+    return Action(
+        label, "operate", _message(step), lambda form: f"{form.all('id')[0]}: {{done}}.", asks, undo
+    )
 
 
 ACTIONS: dict[str, Action] = {
-    "pause": Action("Pause", "operate", _each("pause"), lambda form: f"{_named(form)}: paused."),
+    "pause": Action(
+        "Pause",
+        "operate",
+        _each("pause"),
+        lambda form: f"{_named(form)}: paused.",
+        undo="resume",
+    ),
     "resume": Action(
-        "Resume", "operate", _each("resume"), lambda form: f"{_named(form)}: resumed."
+        "Resume",
+        "operate",
+        _each("resume"),
+        lambda form: f"{_named(form)}: resumed.",
+        undo="pause",
     ),
     "change_policy": Action(
         "Change", "operate", _change_policy, lambda form: f"{_named(form)}: the policy was changed."
@@ -309,9 +324,19 @@ ACTIONS: dict[str, Action] = {
         "Publish", "publish", _publish, lambda form: f"{_named(form)}: message {{id}}, {{outcome}}."
     ),
     "redrive": Action("Redrive", "operate", _letters("redrive"), lambda _: "{count} redriven."),
-    "drop": Action("Drop", "operate", _letters("drop"), lambda _: "{count} dropped."),
+    "drop": Action(
+        "Drop",
+        "operate",
+        _letters("drop"),
+        lambda _: "{count} dropped.",
+        asks="Dropped dead letters are deleted, with their bodies.",
+    ),
     "drain_worker": Action(
-        "Drain", "operate", _worker("drain"), lambda form: f"{form.exact('worker')}: {{answer}}"
+        "Drain",
+        "operate",
+        _worker("drain"),
+        lambda form: f"{form.exact('worker')}: {{answer}}",
+        asks="The worker takes no more messages, and ends when its running handlers have ended.",
     ),
     "dump_stacks": Action(
         "Stacks",
@@ -329,10 +354,18 @@ ACTIONS: dict[str, Action] = {
         "Reset", "operate", _reset_gate, lambda form: f"Gate {form.exact('name')}: reset."
     ),
     "pause_schedule": Action(
-        "Pause", "operate", _schedule("pause"), lambda form: f"{form.exact('name')}: paused."
+        "Pause",
+        "operate",
+        _schedule("pause"),
+        lambda form: f"{form.exact('name')}: paused.",
+        undo="resume_schedule",
     ),
     "resume_schedule": Action(
-        "Resume", "operate", _schedule("resume"), lambda form: f"{form.exact('name')}: resumed."
+        "Resume",
+        "operate",
+        _schedule("resume"),
+        lambda form: f"{form.exact('name')}: resumed.",
+        undo="pause_schedule",
     ),
     "run_schedule": Action(
         "Run now",
@@ -350,7 +383,11 @@ ACTIONS: dict[str, Action] = {
         "Stop", "operate", _stop_operation, lambda form: f"{form.all('id')[0]}: it stops."
     ),
     "cancel_job": Action(
-        "Cancel", "operate", _cancel_job, lambda form: f"{form.all('id')[0]}: cancelled."
+        "Cancel",
+        "operate",
+        _cancel_job,
+        lambda form: f"{form.all('id')[0]}: cancelled.",
+        asks="A cancelled job does not run. If it runs now, its handler is asked to stop.",
     ),
     "undo_change": Action(
         "Undo", "admin", _undo_change, lambda form: f"Change {form.text('number')}: undone."
@@ -362,9 +399,15 @@ ACTIONS: dict[str, Action] = {
         lambda form: f"Token {form.text('name')}: created.",
     ),
     "message_retry": _message_action("Retry now", "retry"),
-    "message_dead": _message_action("Make dead", "dead"),
-    "message_drop": _message_action("Drop", "drop"),
-    "message_cancel": _message_action("Cancel", "cancel"),
+    "message_dead": _message_action("Move to dead letters", "dead", undo="redrive"),
+    "message_drop": _message_action(
+        "Delete", "drop", "The message is deleted, with its body. Nobody is told its outcome."
+    ),
+    "message_cancel": _message_action(
+        "Cancel",
+        "cancel",
+        "The message is not delivered again. A running handler is asked to stop.",
+    ),
     "message_release": _message_action("Release", "release"),
     "back_off": Action(
         "Back off",
@@ -383,6 +426,7 @@ ACTIONS: dict[str, Action] = {
         "endpoints",
         _endpoint("disable"),
         lambda form: f"{_named(form)}: disabled; its messages wait.",
+        undo="enable_endpoint",
     ),
     "test_endpoint": Action(
         "Test", "endpoints", _endpoint("test"), lambda form: f"Test of {_named(form)}: {{tested}}"
@@ -398,7 +442,11 @@ ACTIONS: dict[str, Action] = {
     ),
     "replay_many": Action("Replay", "endpoints", _replay_many, _replayed),
     "revoke_token": Action(
-        "Revoke", "admin", _revoke_token, lambda form: f"Token {form.exact('name')}: revoked."
+        "Revoke",
+        "admin",
+        _revoke_token,
+        lambda form: f"Token {form.exact('name')}: revoked.",
+        asks="Programs and people that use the token are refused from now on.",
     ),
 }
 """The actions by name."""

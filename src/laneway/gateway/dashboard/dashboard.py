@@ -193,8 +193,12 @@ class Dashboard(Extension):
         if action is None:
             raise Problem("not-found", f"there is no action {name[:80]}")
         form = Form(call.body)
-        calls = action.calls(form)
-        if form.text("as") == "command":
+        try:
+            calls = action.calls(form)
+        except Problem as error:  # of what was typed
+            return self._back(call, form, self._refusal(call, form, error))
+        asks = action.asks and not (form.text("sure") or form.text("dry"))
+        if asks or form.text("as") == "command":
             return await call.services.run(self._show_command, call, action, form, calls)
         return await self._perform(call, action, form, calls)
 
@@ -208,6 +212,7 @@ class Dashboard(Extension):
             "action": call.parameters["action"],
             "scope": action.scope,
             "command": _commands(call, calls),
+            "asks": "" if form.text("as") == "command" else action.asks,
             "fields": form.pairs(),
             "back": _back(call, form),
         }
@@ -240,6 +245,11 @@ class Dashboard(Extension):
         self, call: Call, action: Action, form: Form, calls: Sequence[ApiCall]
     ) -> Response:
         done, count, undo = 0, 0, None
+        if action.undo:
+            undo = (
+                action.undo,
+                {"name": form.exact("name")} | {each: form.all(each) for each in ("topic", "id")},
+            )
         answer: dict[str, Any] = {}
         try:
             for each in calls:
@@ -248,21 +258,32 @@ class Dashboard(Extension):
                 count += answer.get("count", 0)
                 answer |= {"count": count}
                 if response.undo is not None and len(calls) == 1:
-                    undo = {"pattern": response.undo[0], "fields": json.dumps(response.undo[1])}
+                    pattern, fields = response.undo
+                    undo = "put_policy", {"pattern": pattern, "fields": json.dumps(fields)}
             if secret := answer.get("token") or answer.get("secret"):
                 show = functools.partial(self._show_secret, is_token="token" in answer)
                 return await call.services.run(show, call, form, secret)
             is_dry = bool(answer.get("dry_run"))
             text = _dry_text(answer) if is_dry else _filled(action.done(form), answer)
             notice = Notice(text, command=_commands(call, calls), undo=None if is_dry else undo)
-        except Exception as error:
-            body, _ = problems.body_of(error)
-            if body.status >= problems.CLIENT_ERROR:
-                raise
+        except Exception as error:  # noqa: BLE001  # raised again if it is not about the form
             before = f" ({done} of {len(calls)} were done before)" if done else ""
-            notice = Notice(body.detail + before, "bad")
+            notice = self._refusal(call, form, error, before)
         finally:
             self.collector.forget()
+        return self._back(call, form, notice)
+
+    @staticmethod
+    def _refusal(call: Call, form: Form, error: Exception, before: str = "") -> Notice:
+        """The error of an action, with what was typed. Raises it if the form is not at fault."""
+        body, _ = problems.body_of(error)
+        if body.status >= problems.CLIENT_ERROR:
+            raise error
+        failed = call.parameters["action"]
+        return Notice(body.detail + before, "bad", failed=failed, typed=dict(form.pairs()))
+
+    def _back(self, call: Call, form: Form, notice: Notice) -> Response:
+        """The page that the form is on, with a result."""
         back = _back(call, form)
         name = self.notices.add(call.caller, notice)
         return redirect(f"{back}{'&' if '?' in back else '?'}did={name}")

@@ -37,6 +37,7 @@ TEXTS = (
     "result",
     "share",
     "since",
+    "sure",
     "worker",
 )
 """Fields that it has once, besides the settings of policies and what they were (`was_NAME`)."""

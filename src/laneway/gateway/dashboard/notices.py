@@ -17,14 +17,17 @@ MAX_NOTICES = 1000
 
 class Notice(msgspec.Struct, frozen=True):
     """
-    What the page after an action says. `kind`: "good" or "bad". `undo`: pattern and fields of the
-    policy before. `command`: the same as a command.
+    The result of an action, for the page after it. `kind`: "good" or "bad". `undo`: the action that
+    undoes it, and the fields of its form. `command`: the same as a command. `failed`, `typed`: the
+    action that was refused, and what was typed in its form.
     """
 
     text: str
     kind: str = "good"
     command: str = ""
-    undo: dict[str, Any] | None = None
+    undo: tuple[str, dict[str, Any]] | None = None
+    failed: str = ""
+    typed: dict[str, str] = {}
 
 
 class Notices:

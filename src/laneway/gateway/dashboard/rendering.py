@@ -78,7 +78,7 @@ def page_text(
     notice: Notice | None = None,
 ) -> str:
     """A whole page."""
-    variables = _variables(page, view, csrf)
+    variables = _variables(page, view, csrf, notice)
     template = environment().get_template(f"{page.name}.html")
     return template.render(
         {
@@ -101,8 +101,15 @@ def fragment_texts(page: Page, view: View) -> dict[str, str]:
     }
 
 
-def _variables(page: Page, view: View, csrf: str) -> dict[str, Any]:
-    return {**page.build(view), "view": view, "urls": view.urls, "csrf": csrf}
+def _variables(page: Page, view: View, csrf: str, notice: Notice | None = None) -> dict[str, Any]:
+    failed = "" if notice is None else notice.failed
+
+    def typed(action: str, name: str, default: str = "") -> str:
+        """The value of a field: what was typed in a form that was refused, else the default."""
+        return notice.typed.get(name, "") if notice and failed == action else default
+
+    shown = {"view": view, "urls": view.urls, "csrf": csrf, "failed": failed, "typed": typed}
+    return {**page.build(view), **shown}
 
 
 def text_of(name: str, variables: Mapping[str, Any]) -> str:
