@@ -150,7 +150,6 @@ SECTIONS = (
         "Push beside bad endpoints",
         "From publishing to the receiver, while one endpoint hangs and one asks for pauses.",
     ),
-    Section("lookup", "Looking up ids", "What became of 100,000 ids of one topic."),
     Section("reads", "Reads at 1,000,000 topics", "A page of topics, `explain` and `stats`."),
     Section(
         "gateway",

@@ -99,7 +99,7 @@ def named(entries: list[Any]) -> Iterator[str]:
         for value in entry.values() if isinstance(entry, dict) else [entry]:
             if isinstance(value, list):
                 yield from named(value)
-            else:
+            elif not value.startswith("https:"):
                 yield value
 
 

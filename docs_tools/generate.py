@@ -769,19 +769,20 @@ def pages_of(entries: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
         for title, value in entry.items():
             if isinstance(value, list):
                 yield from pages_of(value)
-            else:
+            elif value.endswith(".md"):
                 yield title, value
 
 
 def llms_page() -> str:
     """llms.txt: each page with a link to its Markdown."""
     config = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
-    raw = config["repo_url"].replace("github.com", "raw.githubusercontent.com") + "/main/docs"
+    source = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+    raw = source.replace("github.com", "raw.githubusercontent.com") + "/main/docs"
     text = f"# {config['site_name']}\n\n> {config['site_description']}\n"
     for entry in config["nav"]:
-        for title, value in entry.items():
-            lines = [f"- [{name}]({raw}/{path})" for name, path in pages_of(value)]
-            text += f"\n## {title}\n\n" + "\n".join(lines) + "\n"
+        lines = [f"- [{name}]({raw}/{path})" for name, path in pages_of([entry])]
+        if lines:
+            text += f"\n## {next(iter(entry))}\n\n" + "\n".join(lines) + "\n"
     return text
 
 
