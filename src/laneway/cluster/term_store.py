@@ -170,8 +170,11 @@ class EngineTerms:
         self._engine = engine
         self._name = name
         self._clock = own_clock
-        self._seen: tuple[Record, float] | None = None
-        """The record of a term that another candidate holds, and when it has run out."""
+        self._seen: tuple[Record, float, float, float] | None = None
+        """
+        The last record; when it was first seen, by the candidate's own clock; for how many seconds
+        it was held then; and how far the engine's clock had jumped since the look before.
+        """
         self._ahead_us: int | None = None
         """By how much the engine's clock was ahead of the candidate's own at the last look."""
 
@@ -181,7 +184,7 @@ class EngineTerms:
 
     def claim(self, candidate: Candidate, term: float) -> Claim | ElectionState:
         def change(record: Record, now: int) -> Record | None:
-            if record.candidate is not None and self._left(record, now, term) > 0:
+            if record.candidate is not None and self._left(term) > 0:
                 return None
             return Record(
                 number=record.next_number(now),
@@ -193,28 +196,22 @@ class EngineTerms:
 
         before, after, now = self._change(change, durable=True)
         if after is None:
-            until = max(before.until_us, now + math.ceil(self._left(before, now, term) * SECOND))
+            until = max(before.until_us, now + math.ceil(self._left(term) * SECOND))
             return state_of(self._name, msgspec.structs.replace(before, until_us=until), now)
         return Claim(after.number, term, before.handed_over)
 
-    def _left(self, record: Record, now: int, term: float) -> float:
+    def _left(self, term: float) -> float:
         """
-        For how many seconds a term may still be held: as long as it was when this candidate first
-        saw its record, by the candidate's own clock.
+        For how many seconds the term that was read last may still be held: as long as it was when
+        this candidate first saw its record, by the candidate's own clock.
 
         The record may have been renewed just before the engine's clock jumped forward. Its time
         counts by what the engine's clock was when the candidate looked before, too, but no longer
         than a whole term.
         """
-        own = self._clock()
-        ahead_us, before_us = now - round(own * SECOND), self._ahead_us
-        self._ahead_us = ahead_us
-        if self._seen is None or self._seen[0] != record:
-            left = (record.until_us - now) / SECOND
-            if before_us is not None:
-                left = max(left, min(left + (ahead_us - before_us) / SECOND, term))
-            self._seen = record, own + left
-        return self._seen[1] - own
+        assert self._seen is not None
+        _, at, left, jumped = self._seen
+        return round(at + max(left, min(left + jumped, term)) - self._clock(), 6)
 
     def renew(self, number: int, term: float, bound: float) -> Renewal | None:
         def change(record: Record, now: int) -> Record | None:
@@ -268,7 +265,14 @@ class EngineTerms:
 
     def _read(self) -> tuple[bytes | None, Record, int]:
         stored, now = self._engine().election_read(self._name)
-        return stored, _decode(stored) if stored is not None else Record(), now
+        record = _decode(stored) if stored is not None else Record()
+        own = self._clock()
+        ahead_us = now - round(own * SECOND)
+        if self._seen is None or self._seen[0] != record:
+            jumped = (ahead_us - (ahead_us if self._ahead_us is None else self._ahead_us)) / SECOND
+            self._seen = record, own, (record.until_us - now) / SECOND, jumped
+        self._ahead_us = ahead_us
+        return stored, record, now
 
     def _change(
         self, change: Callable[[Record, int], Record | None], *, durable: bool
