@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Protocol
 
 from tests.fairness.cases import LONGEST, Case
-from tests.fairness.simulation import Simulation
+from tests.fairness.simulation import Delivery
 from tests.model.fair_rates import System, Topic, fair_rates
 
 WINDOW = 60.0
@@ -34,6 +35,14 @@ DRAIN = 2.0
 
 INTERVALS, MORE = 5, 2.0
 """A pause is at most that many mean intervals, and that many seconds."""
+
+
+class Judged(Protocol):
+    """A case that was run."""
+
+    case: Case
+    deliveries: list[Delivery]
+    exceeded: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ def _lowered(system: System, *, is_tight: bool) -> System:
 class _Due:
     """The fair rates of a case between its changes."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Judged) -> None:
         self.case = simulation.case
         self.times = self.case.changes()
         self.at: dict[str, list[float]] = {topic.name: [] for topic in self.case.system.topics}
@@ -206,7 +215,7 @@ class _Due:
         )
 
 
-def judge(simulation: Simulation) -> Judgment:
+def judge(simulation: Judged) -> Judgment:
     due = _Due(simulation)
     verdicts = [_verdict(due, topic) for topic in simulation.case.system.topics]
     return Judgment(simulation.case, verdicts, dict(simulation.exceeded))

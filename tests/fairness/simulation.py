@@ -11,7 +11,8 @@ from typing import Any
 
 from laneway.headers import COST
 from laneway.message import Draft, Lease, Settlement
-from laneway.policy import Gate
+from laneway.policy import Gate, default_burst
+from laneway.testing.simulation.checks import Bucket
 from laneway.units import SECOND
 from tests.fairness.cases import LONGEST, SHORTEST, Case, keys_of, rated
 from tests.model.fair_rates import Topic
@@ -21,9 +22,6 @@ START = 2_200_000_000 * SECOND
 
 AGAIN_US = 1_000
 """How soon a worker asks again if the engine knows more right now."""
-
-LATE = 0.01
-"""Permits by which a bucket may differ by rounding."""
 
 SHARDED = 1.1
 """Factor of rates and bursts that several shards may reach."""
@@ -35,28 +33,25 @@ class Delivery:
     topic: str
 
 
-class Bucket:
-    """
-    A rate with its burst: `take` returns how many permits are too many.
-
-    On several shards each place may be overdrawn by one message that costs more than its part of
-    the burst. `largest`: what a message costs at most.
-    """
-
-    def __init__(
-        self, rate: float, burst: float | None, slack: float, shards: int = 1, largest: int = 1
-    ) -> None:
-        whole = burst if burst is not None else 1 + rate / 20
-        places = min(shards, 1 + int((whole - 1) // 2))
-        self._rate = rate * slack
-        self._burst = max(whole, places * largest if largest > 1 else 0) * slack
-        self._used, self._at = 0.0, 0
-
-    def take(self, now: int, cost: int) -> float:
-        """A message that costs more than the burst needs the whole burst."""
-        self._used = max(0.0, self._used - self._rate * (now - self._at) / SECOND) + cost
-        self._at = now
-        return self._used - max(self._burst, cost) - LATE
+def policy_of(case: Case, topic: Topic) -> dict[str, Any]:
+    """The policy of a topic of a case."""
+    policy = {
+        "weight": topic.weight,
+        "tier": topic.tier,
+        "group": topic.group,
+        "gate": list(topic.gates) or None,
+        "rate": topic.rate,
+        "burst": case.bursts.get(f"topic {topic.name}"),
+        "concurrency": topic.concurrency,
+        "partitions": topic.partitions if topic.partitions > 1 else None,
+        "key_rate": topic.key_rate,
+        "key_concurrency": topic.key_concurrency,
+        "serial": True if topic.is_serial else None,
+    }
+    if topic.name in case.adaptive:
+        most = case.adaptive[topic.name]
+        policy |= {"concurrency": "auto", "max_concurrency": most}
+    return {name: value for name, value in policy.items() if value is not None}
 
 
 class Simulation:
@@ -116,31 +111,12 @@ class Simulation:
             limits = Gate(group.rate, burst, group.concurrency, group.weight)
             self.engine.topic_group_set(name, limits, now_us=self.now)
         for topic in system.topics:
-            self.engine.policy_set("code", topic.name, self._policy(topic), now_us=self.now)
+            self.engine.policy_set("code", topic.name, policy_of(self.case, topic), now_us=self.now)
             for begin, end in self.case.active[topic.name]:
                 self._at(START + round(begin * SECOND), "comes", topic.name)
                 self._at(START + round(end * SECOND), "leaves", topic.name)
         if self.shards > 1:
             self._renew()
-
-    def _policy(self, topic: Topic) -> dict[str, Any]:
-        policy = {
-            "weight": topic.weight,
-            "tier": topic.tier,
-            "group": topic.group,
-            "gate": list(topic.gates) or None,
-            "rate": topic.rate,
-            "burst": self.case.bursts.get(f"topic {topic.name}"),
-            "concurrency": topic.concurrency,
-            "partitions": topic.partitions if topic.partitions > 1 else None,
-            "key_rate": topic.key_rate,
-            "key_concurrency": topic.key_concurrency,
-            "serial": True if topic.is_serial else None,
-        }
-        if topic.name in self.case.adaptive:
-            most = self.case.adaptive[topic.name]
-            policy |= {"concurrency": "auto", "max_concurrency": most}
-        return {name: value for name, value in policy.items() if value is not None}
 
     # Events
 
@@ -239,9 +215,14 @@ class Simulation:
             self._note(f"concurrency of {what}", self.running[what] - most)
         for what, rate, burst, cost in self._rates(topic, key):
             if what not in self._buckets:
-                largest = self._largest.get(what, 1)
-                self._buckets[what] = Bucket(rate, burst, self._slack, self.shards, largest)
+                self._buckets[what] = self._bucket(what, rate, burst)
             self._note(f"rate of {what}", self._buckets[what].take(self.now, cost))
+
+    def _bucket(self, what: str, rate: float, burst: float | None) -> Bucket:
+        """On several shards each place may be overdrawn by one message above its part."""
+        whole = burst if burst is not None else default_burst(rate)
+        places = min(self.shards, 1 + int((whole - 1) // 2))
+        return Bucket(rate, whole, self._slack, places, self._largest.get(what, 1))
 
     def _note(self, what: str, excess: float) -> None:
         if excess > self.exceeded.get(what, 0.0):

@@ -6,10 +6,11 @@ from typing import Any
 
 from laneway.policy import Gate as Limits
 from laneway.policy import Layer
+from laneway.testing.simulation.checks import Bucket
 from laneway.units import SECOND
 from tests.fairness.cases import Case
 from tests.fairness.judging import judge
-from tests.fairness.simulation import Bucket, Delivery, Simulation
+from tests.fairness.simulation import Delivery, Simulation
 from tests.model import Model
 from tests.model.fair_rates import Gate, System, Topic
 
@@ -68,9 +69,9 @@ def test_a_bucket() -> None:
 
 
 def test_a_bucket_on_several_shards() -> None:
-    """A burst of 3 has two places: each delivers a message that costs more than its 1.5 permits."""
-    for shards, most in ((1, 5), (4, 10)):
-        bucket = Bucket(1.0, 3, 1.0, shards, 5)
+    """Each place of a burst delivers a message that costs more than its 1.5 permits."""
+    for places, most in ((1, 5), (2, 10)):
+        bucket = Bucket(1.0, 3, 1.0, places, 5)
         assert [bucket.take(0, 5) <= 0 for _ in range(3)] == [
             5 * number <= most for number in (1, 2, 3)
         ]

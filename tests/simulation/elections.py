@@ -64,6 +64,10 @@ class Candidate(Actor):
         engine = engine_of(self.store)
         terms = EngineTerms(lambda: engine, self.name, own_clock=lambda: self.clock.seconds)
         while True:
+            with contextlib.suppress(EngineUnavailable):
+                await blocking(terms.state)
+                break
+        while True:
             asked = self.clock.seconds
             try:
                 answer = await blocking(lambda: terms.claim(identity, self.term))

@@ -126,8 +126,12 @@ class Drawing:
             actions = [self.cancel, self.change_policy, self.pause, self.redrive, self.purge]
             fleet.add(Operator(store, self.length / 10, actions))
         if faults:
+            if "jump" in faults:
+                fleet.run(10)  # candidates know each other before the first jump
             every = self.length / draw.choice([3, 10, 30])
-            fleet.add(Chaos(store, every, faults, processes))
+            chaos = fleet.add(Chaos(store, every, faults, processes))
+            # A jump back and one forward between two looks of a candidate deceive it.
+            chaos.jumps = draw.choice([(-30.0, -1.0), (0.5, 20.0, 600.0)])
 
     def chance(self, part: float) -> bool:
         return self.draw.random() < part
@@ -176,7 +180,7 @@ class Drawing:
 
     def schedules(self) -> None:
         when = times.chosen("tick", 5, None, None, None, "UTC", None)
-        message = Message(self.topics[0])
+        message = Message("ticks")  # no operator purges it
         tick = schedule_store.new_schedule("tick", when, message, missed="all")
         self.fleet.check(Schedules(self.fleet.store, {"tick": 5.0}))
         install(self.fleet.store, [tick])

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from tests.seeds import seed_for
+from tests.simulation.fair_fleets import run_fair
 from tests.simulation.fleets import run
 
 LONGER = "LANEWAY_SIMULATE"
@@ -14,6 +15,7 @@ LONGER = "LANEWAY_SIMULATE"
 
 FLEETS = {"sqlite": 10, "valkey": 5, "model": 5}
 MORE_FLEETS = {"sqlite": 600, "valkey": 300, "model": 100}
+FAIR, MORE_FAIR = {"sqlite": 1, "model": 1}, {"sqlite": 50, "valkey": 50, "model": 50}
 SECONDS, MORE_SECONDS = 8.0, 60.0
 
 
@@ -33,6 +35,20 @@ def test_promises_hold(engine: str, number: int) -> None:
     """
     seconds = MORE_SECONDS if LONGER in os.environ else SECONDS
     run(seed_for(LONGER) + number, engine, seconds)
+
+
+@pytest.mark.parametrize(
+    ("engine", "number"),
+    [
+        (engine, number)
+        for engine, count in (MORE_FAIR if LONGER in os.environ else FAIR).items()
+        for number in range(count)
+    ],
+)
+def test_no_topic_starves(engine: str, number: int) -> None:
+    """Topics that share limits get their part from workers behind a network, too."""
+    judgment = run_fair(seed_for(LONGER) + number, engine)
+    assert not any(verdict.is_starved for verdict in judgment.verdicts), judgment.table()
 
 
 def test_one_seed_gives_one_history() -> None:

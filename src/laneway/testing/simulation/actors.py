@@ -130,32 +130,41 @@ class Worker(Actor):
         """By fence."""
         self._ended: list[tuple[Settlement, list[Draft]]] = []
         self._signal = Signal()
+        self._is_waiting, self._may_lease, self._is_renewing = False, True, False
 
     def crash(self) -> None:
         super().crash()
-        self.store.forget(self._signal)
+        self.store.forget(self._notified)
         self._begin()
 
     def stop(self) -> None:
         super().stop()
-        self.store.forget(self._signal)
+        self.store.forget(self._notified)
 
     def resume(self) -> None:
         super().resume()
-        self._signal.set()
+        self._notified()
 
     async def main(self) -> None:
-        self.spawn(self._renew())
         while True:
             if self._ended:
                 await self._settle()
-            if free := self.slots - len(self.running):
-                await self._lease(free)
-            if len(self.running) < self.slots and not self._ended:
-                self.store.notify_later(self._signal)
+            if self._may_lease or self.store.has_more:
+                self._may_lease = False
+                await self._lease(self.slots - len(self.running))
+            if len(self.running) < self.slots and not self._is_waiting:
+                self._is_waiting = True
+                self.store.notify_later(self._notified)
             await self._signal.wait()
 
+    def _notified(self) -> None:
+        self._is_waiting, self._may_lease = False, True
+        self._signal.set()
+
     async def _lease(self, free: int) -> None:
+        if not free:
+            self.store.notify()
+            return
         batch = await self.until_answered(
             "lease", free, pool=self.pool, startable=free, max_lease_us=LEASE_US
         )
@@ -163,6 +172,9 @@ class Worker(Actor):
             self.running[lease.fence] = lease
         for lease in batch.leases:
             self.spawn(self._handle(lease))
+        if self.running and not self._is_renewing:
+            self._is_renewing = True
+            self.spawn(self._renew())
 
     async def _handle(self, lease: Lease) -> None:
         if lease.suspect:
@@ -182,6 +194,8 @@ class Worker(Actor):
                 cost_us=round(end.seconds * SECOND),
             )
             self._ended.append((settlement, end.publish))
+            # Its end may let another message of the topic or key begin.
+            self._may_lease |= lease.limited or lease.key is not None or end.action != "ack"
             self._lose(lease)
 
     async def answer(self, lease: Lease) -> End:
@@ -198,16 +212,15 @@ class Worker(Actor):
         await self.until_answered("settle", [each for each, _ in ended], publish=publish)
 
     async def _renew(self) -> None:
-        while True:
-            await self.clock.sleep(RENEW_EVERY)
-            if held := [(lease.handle, lease.fence) for lease in self.running.values()]:
-                try:
-                    answers = await self.store.call("extend", held, LEASE_US)
-                except EngineUnavailable:
-                    continue
+        await self.clock.sleep(RENEW_EVERY)
+        while held := [(lease.handle, lease.fence) for lease in self.running.values()]:
+            with contextlib.suppress(EngineUnavailable):
+                answers = await self.store.call("extend", held, LEASE_US)
                 for (_, fence), is_held in zip(held, answers, strict=True):
                     if not is_held and fence in self.running:
                         self._lose(self.running[fence])
+            await self.clock.sleep(RENEW_EVERY)
+        self._is_renewing = False
 
 
 class Destination(Actor):
@@ -281,7 +294,8 @@ class Chaos(Actor):
     store restarts, or its clock jumps.
     """
 
-    JUMPS = (-30.0, -1.0, 0.5, 20.0, 600.0)
+    jumps: Sequence[float] = (-30.0, -1.0, 0.5, 20.0, 600.0)
+    """Seconds."""
 
     def __init__(
         self, store: Store, every: float, faults: Sequence[Fault], processes: Sequence[Process]
@@ -312,7 +326,7 @@ class Chaos(Actor):
             self.store.is_down = False
             self.store.notify()
         elif fault == "jump":
-            self.store.jump(self.clock.random.choice(self.JUMPS))
+            self.store.jump(self.clock.random.choice(self.jumps))
 
     def finish(self) -> None:
         self.crash()

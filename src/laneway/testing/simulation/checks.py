@@ -110,12 +110,13 @@ class Messages(Check):
         for topic in topics:
             old = self.fates.get((topic, message_id))
             if (
-                old is not None
-                and old.end is None
-                and self.store.state_of(topic, message_id) != "dead"
+                old is None
+                or old.end is not None
+                or self.store.state_of(topic, message_id) == "dead"
             ):
+                self.fates[topic, message_id] = Fate(due)
+            elif topic == draft.topic:  # a copy that is left of the first time is the same one
                 raise self.broken(f"{message_id} of {topic} was accepted twice")
-            self.fates[topic, message_id] = Fate(due)
 
     # Leases
 
@@ -170,7 +171,7 @@ class Messages(Check):
             held = self.by_fence.get(fence)
             self._check_answer(call.now, held, is_held=is_held, what="extended")
             if held is not None and is_held:
-                held.deadline = max(held.deadline, call.now + by_us)
+                held.deadline = max(held.deadline, call.least + by_us)
 
     def saw_settle(self, call: Call) -> None:
         for number, (settlement, answer) in enumerate(
@@ -237,12 +238,8 @@ class Messages(Check):
 
     # At the end
 
-    def left(self) -> list[tuple[str, str]]:
-        """The topics and ids of the messages that have not ended, as far as is known."""
-        return [where for where, fate in self.fates.items() if fate.end is None]
-
     def end(self) -> None:
-        for topic, message_id in self.left():
+        for topic, message_id in (where for where, fate in self.fates.items() if not fate.end):
             state = self.store.state_of(topic, message_id)
             if state in ("unknown", "finished"):
                 raise self.broken(f"{message_id} of {topic} was accepted, and is lost ({state})")
@@ -369,7 +366,10 @@ class Order(Check):
                 continue
             is_plain = not (draft.delay_us or draft.at_us or draft.priority or draft.at_front)
             if is_plain and self.store.policy_of(draft.topic).serial == "hold":
-                self._accepted[draft.topic, draft.key].append(receipt.id)
+                order = self._accepted[draft.topic, draft.key]
+                if receipt.id in order:  # published again after its end
+                    order.remove(receipt.id)
+                order.append(receipt.id)
 
     saw_forward = saw_put
 

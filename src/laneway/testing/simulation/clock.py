@@ -81,7 +81,7 @@ class Process:
     """What crashes and stops as one, with its tasks; it begins with `main`."""
 
     def __init__(self) -> None:
-        self._tasks: dict[_Task, None] = {}
+        self.tasks: dict[_Task, None] = {}
         self._held: list[Callable[[], None]] = []
         self.is_alive = self.is_stopped = False
 
@@ -98,12 +98,12 @@ class Process:
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run another task."""
         task = _Task(self, coroutine)
-        self._tasks[task] = None
+        self.tasks[task] = None
         task.wake(0)
 
     def crash(self) -> None:
         """End all tasks where they are; calls that are on their way still arrive."""
-        tasks, self._tasks, self._held = list(self._tasks), {}, []
+        tasks, self.tasks, self._held = list(self.tasks), {}, []
         self.is_alive = False
         for task in tasks:
             task.close()
@@ -124,10 +124,6 @@ class Process:
         if self.is_stopped:
             self._held.append(wake)
         return self.is_stopped
-
-    def done(self, task: _Task) -> None:
-        """A task has ended."""
-        self._tasks.pop(task, None)
 
 
 class _Task:
@@ -153,7 +149,7 @@ class _Task:
             else:
                 begin = self._coroutine.send(value)
         except StopIteration:
-            self.process.done(self)
+            self.process.tasks.pop(self)
         else:
             begin(partial(self.wake, self._turn))
 

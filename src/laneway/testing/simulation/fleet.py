@@ -85,13 +85,7 @@ class Fleet:
 
     def publisher(self, topic: str, rate: float, body: bytes = b"x") -> Publisher:
         """Publish to a topic, `rate` messages a second, at independent times."""
-        draft = partial(self._draft, topic, body)
-        return self.add(Publisher(self.store, topic, draft, rate))
-
-    @staticmethod
-    def _draft(topic: str, body: bytes, number: int) -> Draft:
-        del number
-        return Draft(topic, body)
+        return self.add(Publisher(self.store, topic, lambda _: Draft(topic, body), rate))
 
     def workers(
         self,

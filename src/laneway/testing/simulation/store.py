@@ -17,7 +17,7 @@ import msgspec
 from laneway.engines.base import FullEngine
 from laneway.errors import EngineUnavailable, LanewayError
 from laneway.policy import Resolved
-from laneway.testing.simulation.clock import Clock, Signal, Wait
+from laneway.testing.simulation.clock import Clock, Wait
 from laneway.units import SECOND
 
 QUIET = frozenset({"lease", "start", "settle", "extend", "tick", "beat", "lookup"})
@@ -44,8 +44,14 @@ class Network(msgspec.Struct):
 
 
 class Call(NamedTuple):
-    """A call that the engine has answered. `now`: the engine's time in microseconds."""
+    """
+    A call that the engine has answered.
 
+    The engine's time, in microseconds, was between `least` and `now`. They are equal for a lease;
+    after its clock jumped back, the engine does not tell others its time.
+    """
+
+    least: int
     now: int
     operation: str
     arguments: tuple[Any, ...]
@@ -70,15 +76,17 @@ class Store:
         self.calls = 0
         self.direct = cast("FullEngine", _Direct(self))
         """The engine without the network."""
-        self._now = 0
+        self._now = self._leased_at = 0
         self._policies: dict[str, Resolved] = {}
         self._has_time: dict[str, bool] = {}
-        self._idle: list[Signal] = []
+        self.has_more = False
+        """Whether there may be work, and no worker waited for it."""
+        self._idle: list[Callable[[], None]] = []
         self._looks_at: int | None = None
 
     @property
     def now(self) -> int:
-        """The engine's time, which never goes back."""
+        """The engine's time, or what it may be at most after its clock jumped back."""
         self._now = max(self._now, self.clock.now + self.skew_us)
         return self._now
 
@@ -137,10 +145,14 @@ class Store:
             self._policies.clear()
         answer = call(*arguments, **options)
         self.calls += 1
+        least, now = max(self._leased_at, self.clock.now + self.skew_us), self.now
+        if operation == "lease":
+            least = now = self._leased_at = answer.now_us
         for watcher in self.watchers:
-            watcher(Call(self.now, operation, arguments, options, answer))
+            watcher(Call(least, now, operation, arguments, options, answer))
         if operation == "lease":
             self._look_at(answer.next_wake_us)
+            self.has_more = False
             if len(answer.leases) == arguments[0]:
                 self.notify()
         elif operation not in QUIET:
@@ -155,20 +167,22 @@ class Store:
 
     # Wakeups
 
-    def notify_later(self, signal: Signal) -> None:
-        """Set the signal of a worker with free slots when there may be work."""
-        self._idle.append(signal)
+    def notify_later(self, notified: Callable[[], None]) -> None:
+        """Call a worker with free slots when there may be work."""
+        self._idle.append(notified)
 
     def notify(self) -> None:
         """Notify one worker that waits."""
-        if self._idle:
+        if not self._idle:
+            self.has_more = True
+        else:
             number = self.clock.random.randrange(len(self._idle))
             self._idle[number], self._idle[-1] = self._idle[-1], self._idle[number]
-            self._idle.pop().set()
+            self._idle.pop()()
 
-    def forget(self, signal: Signal) -> None:
+    def forget(self, notified: Callable[[], None]) -> None:
         """A worker that crashed or stopped no longer waits; another one is notified for it."""
-        self._idle = [each for each in self._idle if each is not signal]
+        self._idle = [each for each in self._idle if each != notified]
         self.notify()
 
     def _look_at(self, wake: int | None) -> None:
