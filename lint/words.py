@@ -42,9 +42,9 @@ PHRASES = {
     "last answer": r"it said\b|sa(?:ys|id) (?:it )?of (?:it|them)\b",
     "(two sentences)": r"which is why\b|(?:from|of) which\b",
     "its state": r"how (?:it|they|a \w+|the \w+) (?:is|are|stands?)\b",
-    "American spelling": r"(?:towards|afterwards|backwards|forwards|upwards|downwards|for ever"
+    "American spelling": r"(?:towards|afterwards|backwards|upwards|downwards|for ever"
     r"|labell\w+|modell\w+|travell\w+|signall\w+|fulfils?|programmes?|licences?|defences?"
-    r"|analys(?:e|es|ed)|queueing|metres?|artefacts?)\b",
+    r"|analys(?:e|es|ed)|metres?|artefacts?)\b",
 }
 ANY = re.compile(rf"(?<![\w{{])(?:{'|'.join(f'({phrase})' for phrase in PHRASES.values())})")
 

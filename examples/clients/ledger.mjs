@@ -1,5 +1,5 @@
 // The one consumer of an exclusive subscription: it writes each order into a ledger, in order.
-// node ledger.mjs URL [COUNT]: it ends after COUNT messages; without COUNT it goes on.
+// node ledger.mjs URL [COUNT]: it ends after COUNT messages; without COUNT it runs until stopped.
 // Before: laneway subscription add 'orders.*' ledger --kind exclusive
 
 const url = process.argv[2] ?? 'http://localhost:7878';

@@ -1,5 +1,5 @@
 // A worker: lease orders, handle each, and settle it. node worker.mjs URL [COUNT]
-// It ends after COUNT messages; without COUNT it goes on.
+// It ends after COUNT messages; without COUNT it runs until stopped.
 
 const url = process.argv[2] ?? 'http://localhost:7878';
 const count = Number(process.argv[3] ?? Infinity);

@@ -127,7 +127,7 @@ def crawl_with_a_kill(app: Laneway, store: str, site: Site, pages: int) -> Kille
                     f"the crawl did not end within {DEADLINE:.0f} s: {app.engine.overview()}"
                 )
             if any(crawler.poll() is not None for crawler in crawlers):
-                raise RuntimeError("a crawler ended by itself; its output is above")
+                raise RuntimeError("a crawler ended unexpectedly; its output is above")
             if killed is None and pages // 3 < len(site.pages()) < pages:
                 victim = crawlers.pop(0)
                 victim.send_signal(signal.SIGKILL)
@@ -181,7 +181,7 @@ def check(app: Laneway, site: Site, expected: set[str], killed: Killed | None) -
         f"requests beyond the rate in any window ({RATE}/s, burst {BURST})": (
             f"{closest:.1f}, jitter explains {RATE * JITTER:.1f}"
         ),
-        f"most requests at once of a host (limit {CONCURRENCY})": at_once,
+        f"most concurrent requests to a host (limit {CONCURRENCY})": at_once,
         "dead letters (links to pages that are not there)": app.engine.overview().dead,
         "all as promised": was_killed and same and once and polite,
     }

@@ -1,1 +1,1 @@
-"""Orders that go through their states one after the other, whatever fails meanwhile."""
+"""Orders that pass their states one after the other, whatever fails meanwhile."""

@@ -1,7 +1,7 @@
 """
 A shop reports what happens to its orders; a pipeline brings each order through its states in order.
 
-    python -m examples.orders.orders shop FOLDER URL [ORDERS]      reports, also without the store
+    python -m examples.orders.orders shop FOLDER URL [ORDERS]      reports, even without the store
     python -m examples.orders.orders pipeline FOLDER URL           as often as you like
 
 The shop publishes into a spool, so it never waits for the store and loses nothing in a crash. The
