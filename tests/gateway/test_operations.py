@@ -304,7 +304,7 @@ def test_commands(store: str, app: Laneway) -> None:
     assert "a dead letter" in run("message", "dead", "x", "--topic", "typed", "--reason", "why")
     assert app.dead_letters.list("typed")[0].reason == "why"
     assert "removed" in run("message", "drop", "x", "--topic", "typed")
-    assert "own need their topic" in run("message", "cancel", "x", "--topic", "typed", code=1)
+    assert "you chose needs its topic" in run("message", "cancel", "x", "--topic", "typed", code=1)
     assert "nothing waits" in run("back-off", "typed.none", "1s")
 
 
