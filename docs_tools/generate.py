@@ -468,12 +468,17 @@ def struct_text(title: str, kind: Any) -> list[str]:
     if kind is None or not kind.__struct_fields__:
         return []
     rows = [
-        (f"`{field.encode_name}`", type_text(field.type), default_text(field))
+        (
+            f"`{field.encode_name}`",
+            type_text(field.type),
+            default_text(field),
+            openapi.description_of(kind, field.encode_name),
+        )
         for field in msgspec.structs.fields(kind)
     ]
     what = f"{title}, a list of:" if is_list else f"{title}:"
     text = inspect.cleandoc(kind.__doc__ or "")
-    return [f"{what}\n", table(("field", "type", "default"), rows), prose(text) + "\n"]
+    return [f"{what}\n", table(("field", "type", "default", "meaning"), rows), prose(text) + "\n"]
 
 
 def type_text(kind: Any) -> str:

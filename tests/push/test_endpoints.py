@@ -51,6 +51,7 @@ def test_settings_stay_until_they_are_reset(app: Laneway) -> None:
         ({"verify_tls": "no"}, "true or false"),
         ({"ca": "nonsense"}, "certificate in PEM"),
         ({"ca": "-----BEGIN CERTIFICATE-----\nx"}, "no certificate in PEM that can be read"),
+        ({"ca": "-----BEGIN CERTIFICATE-----\nü"}, "certificate in PEM"),
         ({"proxy": "socks5://x"}, "expected proxy to begin with"),
         ({"color": 1}, 'unknown setting "color"; available: url, secret'),
         ({"ulr": "https://a.example"}, 'unknown setting "ulr"; did you mean "url"?'),

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
 
+from laneway.gateway.schema import Time
 from laneway.push.delivery_log import AttemptInfo, Result
 
 
 class EndpointAttemptsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """
-    `since`, `until`: RFC 3339, Unix seconds, or how long ago, as `10m`. `result`: what became of
-    the message. `status`: of HTTP, a class such as `5xx`, or an error such as `timeout`. `id`,
-    `key`: of the message. `after`: `next` of the page before.
-    """
+    """Which attempts."""
 
     since: str | None = None
     until: str | None = None
@@ -28,28 +24,20 @@ class EndpointAttemptsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=
 
 
 class AttemptsQuery(EndpointAttemptsQuery, forbid_unknown_fields=True, kw_only=True):
-    """As for one endpoint; `pattern`: only these topics."""
+    """Which attempts, and topics."""
 
     pattern: str = "*"
 
 
 class AttemptAnswer(AttemptInfo, kw_only=True):
-    """
-    One request and its answer. `status`: 0: there is none, and `error` says why. `text`: what it
-    means. `request_headers`: values of secret ones are `…`. `headers`, `body`: of the answer; the
-    body's first 4 KiB, for callers with the scope `bodies`. `can_replay`: whether the log has the
-    message; `replay_of`: the message whose `webhook_id` it has.
-    """
+    """One request and its answer."""
 
-    at: datetime  # type: ignore[assignment]  # Python has Unix seconds
+    at: Time  # type: ignore[assignment]  # Python has Unix seconds
     body: str | None  # type: ignore[assignment]
 
 
 class AttemptsAnswer(msgspec.Struct):
-    """
-    Attempts, the newest first. `next`: for the parameter `after` of the next page. `truncated`: so
-    many were searched that older ones were not; the next page goes on.
-    """
+    """Attempts, the newest first."""
 
     attempts: list[AttemptAnswer]
     next: str | None
@@ -58,11 +46,8 @@ class AttemptsAnswer(msgspec.Struct):
 
 class ReplayBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """
-    `id`: one message, without the other fields. Else the messages whose last attempts were between
-    `since` and `until` (RFC 3339, Unix seconds, or how long ago), the newest `limit`. `result`:
-    only what was `acked`, or is `dead`. `rate`: messages a second, or text such as `10/s`.
-    `dry_run`: only count. `after`: `next` of the answer before. `background`: all of them, without
-    a limit, as an operation.
+    What to send again: one message by `id`, or the messages whose last attempts were between
+    `since` and `until`.
     """
 
     id: str | None = None
@@ -77,13 +62,7 @@ class ReplayBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ReplayAnswer(msgspec.Struct, kw_only=True):
-    """
-    `replayed`: new messages. `redriven`: dead letters that were put back. `waiting`: what is not
-    replayed because it still waits. `not_kept`: what is not replayed because its body is no longer
-    kept. `refused`: by the backlog limit. `ids`: of the first ten that are sent again; of one
-    message: of the new one. `next`: for `after`, which continues with older ones. `operation`: what
-    replays in the background.
-    """
+    """What became of a replay."""
 
     replayed: int
     redriven: int

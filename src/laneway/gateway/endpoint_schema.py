@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
 
+from laneway.gateway.schema import Time
 from laneway.push.endpoint import EndpointInfo
+from laneway.push.table import CHECKS, Record
 from laneway.push.trial import TrialResult
 
 
 class EndpointsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`pattern`: only these topics. `state`: only such ones, "healthy" among 10,000."""
+    """Which endpoints."""
 
     pattern: str = "*"
     state: Literal["healthy", "failing", "busy", "open", "probing", "disabled"] | None = None
@@ -20,8 +21,36 @@ class EndpointsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     after: str | None = None
 
 
+EndpointBody = msgspec.defstruct(
+    "EndpointBody",
+    [
+        ("url", str | None, None),
+        ("secret", str | None, None),
+        *(
+            (field.name, field.type | None, None)
+            for field in msgspec.structs.fields(Record)
+            if field.name in CHECKS
+        ),
+    ],
+    kw_only=True,
+    forbid_unknown_fields=True,
+    namespace={"__doc__": "Settings of an endpoint; null resets one."},
+)
+"""For the API's description only: `push.table.CHECKS` has the checks."""
+
+
+EndpointLineBody = msgspec.defstruct(
+    "EndpointLineBody",
+    [("topic", str)],
+    bases=(EndpointBody,),
+    kw_only=True,
+    forbid_unknown_fields=True,
+    namespace={"__doc__": "Settings of the endpoint of a topic."},
+)
+
+
 class DisableBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`reason`: what lists show."""
+    """Why the endpoint is disabled."""
 
     reason: Annotated[str, msgspec.Meta(max_length=200)] = "by hand"
 
@@ -29,27 +58,25 @@ class DisableBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class EndpointAnswer(EndpointInfo, kw_only=True):
     """
     An endpoint without its secrets: `secrets` has their ends. Values of headers that look like
-    secrets are `…`. `secret`: a new one, which is shown once. `disabled`: why it is;
-    `attention`: why somebody should look at it; `failing_since`, `failures`, `last_failure`: since
-    the last success; `busy_since`, `busy`: its answers 429 or 503 in a row.
+    secrets are `…`.
     """
 
     secret: str | None = None
-    failing_since: datetime | None  # type: ignore[assignment]  # Python has Unix seconds
-    busy_since: datetime | None  # type: ignore[assignment]
-    created: datetime  # type: ignore[assignment]
-    changed: datetime  # type: ignore[assignment]
+    failing_since: Time | None  # type: ignore[assignment]  # Python has Unix seconds
+    busy_since: Time | None  # type: ignore[assignment]
+    created: Time  # type: ignore[assignment]
+    changed: Time  # type: ignore[assignment]
 
 
 class EndpointsAnswer(msgspec.Struct):
-    """Endpoints by topic. `next`: for the parameter `after` of the next page."""
+    """Endpoints by topic."""
 
     endpoints: list[EndpointAnswer]
     next: str | None
 
 
 class RotateQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`ed25519`: create a key pair; the answer has the public key."""
+    """Which kind of secret to create."""
 
     ed25519: bool = False
 
@@ -61,10 +88,7 @@ class RotateAnswer(msgspec.Struct):
 
 
 class TestAnswer(TrialResult, kw_only=True):
-    """
-    The answer to a test request. `ok`: whether a message would be acked. `body`: its first 4 KiB,
-    for callers with the scope `bodies`. `milliseconds`: until each step had ended.
-    """
+    """The answer to a test request."""
 
     body: str | None  # type: ignore[assignment]
 

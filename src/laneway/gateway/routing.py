@@ -29,8 +29,8 @@ class Route:
       plain function that returns an answer, and runs in a thread. Its docstring describes the
       route.
     - `body`: the type of the request's body, if the gateway decodes it before the handler runs.
-    - `reads`: the same, if the handler itself reads the body; for the documentation. `body_type`:
-      its media type.
+    - `reads`: the same for the documentation, if the handler itself reads or checks the body.
+      `body_type`: its media type.
     - `query`: the type of the parameters. `answer`: the type of the answer. `status`: of a success;
       `other_statuses`: those of other successes, and of answers that look like them.
     - `takes_lines`: the body may also be lines (NDJSON). `answer_type`: the answer's media type.
@@ -90,7 +90,7 @@ class Route:
         self.handler = handler
         self.is_async = inspect.iscoroutinefunction(handler)
         self.body = msgspec.json.Decoder(body) if body is not None else None
-        self.reads = body if body is not None else reads
+        self.reads = body if reads is None else reads
         self.body_type = body_type
         self.query = query
         self.answer = answer

@@ -7,19 +7,24 @@ seconds. Fields that a request may not have are errors.
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from laneway.admin.top_topics import ListOrder
 from laneway.admin.workers import WorkerInfo
 from laneway.codec import MAX_PRIORITY, MIN_PRIORITY
 from laneway.engines.base import HeldState
 from laneway.message import Outcome, SettlementAnswer
+from laneway.policy import PolicyOptions
 from laneway.schedules.store import Planned
 
 Span = float | str
 """A duration: seconds, or a text like `"10m"`."""
+
+Time = Annotated[datetime, msgspec.Meta(tz=True)]
+"""A time in an answer."""
 
 MAX_BATCH = 10_000
 """Most messages, settlements or ids of one request."""
@@ -74,10 +79,7 @@ Messages = Annotated[list[TopicMessageBody], msgspec.Meta(max_length=MAX_BATCH)]
 
 
 class ReceiptAnswer(msgspec.Struct, omit_defaults=True):
-    """
-    What became of a message. `joined`: the id of the message that it was merged into. `reason`: why
-    it was refused.
-    """
+    """What became of a message."""
 
     id: str
     outcome: Outcome
@@ -102,11 +104,7 @@ class LineAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class LeaseBody(_Body):
-    """
-    Which messages to lease. `wait`: for the first one, at most 60 s. `topics`: only these, strictly
-    in their order. `lease`: the leases end after so long at the latest. `priority`: only messages
-    of at least this one. `max_priority`: of at most this one.
-    """
+    """Which messages to lease."""
 
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_LEASE)] = 1
     wait: Span = 0.0
@@ -118,10 +116,7 @@ class LeaseBody(_Body):
 
 
 class StreamQuery(_Body):
-    """
-    `credit`: how many deliveries may be unsettled at once. `topics`: separated by commas. The
-    others: as in a lease.
-    """
+    """Which messages a stream delivers."""
 
     credit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
     pool: str = "default"
@@ -132,7 +127,7 @@ class StreamQuery(_Body):
 
 
 class ConsumerQuery(_Body):
-    """`credit`: how many deliveries may be unsettled at once."""
+    """How many messages a consumer takes."""
 
     credit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
 
@@ -170,17 +165,15 @@ class DeliveryAnswer(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
     headers: dict[str, str] | None = None
     attempt: int
     deliveries: int
-    deadline: datetime
-    published_at: datetime
+    deadline: Time
+    published_at: Time
 
 
 class LeaseAnswer(msgspec.Struct):
-    """
-    The leased messages; none if the time was over first. `next_wake`: when something will be due.
-    """
+    """The leased messages; none if the time was over first."""
 
     deliveries: list[DeliveryAnswer]
-    next_wake: datetime | None = None
+    next_wake: Time | None = None
 
 
 SettleAction = Literal["ack", "retry", "dead", "release", "back_off", "extend"]
@@ -212,10 +205,7 @@ SettleOutcome = Literal[SettlementAnswer, "extended", "refused"]
 
 
 class SettleAnswer(msgspec.Struct, omit_defaults=True):
-    """
-    What became of a lease. `lost`: it had ended, `gone`: its topic was deleted, `refused`: a
-    message of `publish` cannot be stored; nothing was changed then, `reason` says why.
-    """
+    """What became of a lease."""
 
     receipt: str
     outcome: SettleOutcome
@@ -234,14 +224,7 @@ class FieldAnswer(msgspec.Struct):
 
 
 class TopicAnswer(msgspec.Struct, omit_defaults=False, kw_only=True):
-    """
-    A topic's state and counters.
-
-    `oldest_age`, `throttled`: seconds. `wakes_at`: when it can deliver again. `rate`: deliveries a
-    second, recently. `in_rate`: messages that arrived a second, `failure_rate`: failed attempts a
-    second, `worker_time`: handlers that run; each only in the list of that order.
-    `published` and the others count since the topic was last empty.
-    """
+    """A topic's state, and counters since it was last empty."""
 
     topic: str
     state: str
@@ -253,8 +236,8 @@ class TopicAnswer(msgspec.Struct, omit_defaults=False, kw_only=True):
     dead: int
     bytes: int
     oldest_age: float | None
-    wakes_at: datetime | None
-    backs_off_until: datetime | None
+    wakes_at: Time | None
+    backs_off_until: Time | None
     pool: str
     tier: str
     rate: float
@@ -288,10 +271,7 @@ class TopicDetails(TopicAnswer, kw_only=True):
 
 
 class TopicsAnswer(msgspec.Struct):
-    """
-    Topics; `next`: the value of `after` for the next page, of a list by name. `truncated`: there
-    may be more than the limit.
-    """
+    """A page of topics."""
 
     topics: list[TopicAnswer]
     next: str | None = None
@@ -301,19 +281,13 @@ class TopicsAnswer(msgspec.Struct):
 class EventAnswer(msgspec.Struct):
     """A failure in a message's history."""
 
-    at: datetime
+    at: Time
     what: str
     error: str | None = None
 
 
 class MessageAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """
-    A message that waits, is leased or is dead.
-
-    `body`: a list where several were merged; `body_base64` if it is not JSON; `body_hidden`: the
-    token lacks the scope `bodies`. `holder`: the HTTP client or program that has leased it, for
-    tokens for all topics; `explain` names a worker.
-    """
+    """A message that waits, is leased or is dead."""
 
     id: str
     topic: str
@@ -326,17 +300,17 @@ class MessageAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     cost: int = 1
     headers: dict[str, str] | None = None
     sequence: int = 0
-    published_at: datetime
-    since: datetime
-    expires_at: datetime | None = None
+    published_at: Time
+    since: Time
+    expires_at: Time | None = None
     attempts: int = 0
     deliveries: int = 0
     suspect: bool = False
-    deadline: datetime | None = None
+    deadline: Time | None = None
     holder: str | None = None
     reason: str | None = None
     error: str | None = None
-    died_at: datetime | None = None
+    died_at: Time | None = None
     history: list[EventAnswer] = []
 
 
@@ -371,7 +345,7 @@ class ExplainAnswer(msgspec.Struct, kw_only=True):
     topic: str | None
     state: str
     reasons: list[str]
-    starts_at: datetime | None
+    starts_at: Time | None
     ahead: int | None
     message: MessageAnswer | None
 
@@ -410,17 +384,14 @@ class LookupAnswer(msgspec.Struct):
 
 
 class ConfirmBody(_Body):
-    """`confirm`: the topic's name. `dry_run`: only count."""
+    """The confirmation of a removal."""
 
     confirm: str
     dry_run: bool = False
 
 
 class CountAnswer(msgspec.Struct, omit_defaults=True):
-    """
-    How many messages were changed, or would be. `operation`: the id of the one that goes on in the
-    background.
-    """
+    """How many messages were changed, or would be."""
 
     count: int
     dry_run: bool = False
@@ -429,12 +400,21 @@ class CountAnswer(msgspec.Struct, omit_defaults=True):
 
 # Policies, gates, tiers
 
+PolicyBody = msgspec.defstruct(
+    "PolicyBody",
+    [
+        (name, Span | None if timedelta in get_args(hint) else hint, None)
+        for name, hint in get_type_hints(PolicyOptions).items()
+    ],
+    kw_only=True,
+    forbid_unknown_fields=True,
+    namespace={"__doc__": "Fields of a policy; null removes one."},
+)
+"""For the API's description only: `policy.FIELDS` has the checks."""
+
 
 class PolicyAnswer(msgspec.Struct, omit_defaults=True):
-    """
-    The fields that one layer sets for a pattern. `layer`: `operator` or `code`; `program`: whose
-    code declares it.
-    """
+    """The fields that one layer sets for a pattern."""
 
     pattern: str
     layer: str
@@ -443,9 +423,7 @@ class PolicyAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class PoliciesAnswer(msgspec.Struct):
-    """
-    Policies; `next`: the value of `after` for the next page. `truncated`: there are more.
-    """
+    """A page of policies."""
 
     policies: list[PolicyAnswer]
     next: str | None
@@ -461,11 +439,7 @@ class PolicyDetails(msgspec.Struct):
 
 
 class DryRunAnswer(msgspec.Struct):
-    """
-    What a change of a policy would do. `waiting_topics`: the topics with waiting messages that the
-    pattern covers; `truncated`: only so many were counted. `before`, `after`: what holds for a
-    topic of the pattern, field by field.
-    """
+    """What a change of a policy would do."""
 
     waiting_topics: int
     truncated: bool
@@ -474,10 +448,7 @@ class DryRunAnswer(msgspec.Struct):
 
 
 class PolicyChange(msgspec.Struct, omit_defaults=True):
-    """
-    The operator's fields of the pattern after the change. `undo`: the fields before it, the body of
-    the request that undoes it. `effects`: of a dry run.
-    """
+    """The operator's fields of the pattern after the change."""
 
     pattern: str
     fields: dict[str, Any]
@@ -487,10 +458,7 @@ class PolicyChange(msgspec.Struct, omit_defaults=True):
 
 
 class GateBody(_Body):
-    """
-    The limits of a gate: a rate, a concurrency, or both. `max_cost`: the maximum cost of a message;
-    default: what the rate produces in 60 s, but at least its burst.
-    """
+    """The limits of a gate: a rate, a concurrency, or both."""
 
     rate: float | str | None = None
     burst: int | None = None
@@ -508,13 +476,11 @@ class GateAnswer(msgspec.Struct, kw_only=True):
     max_cost: int | None
     leased: int
     waiting: int
-    next_permit: datetime | None
+    next_permit: Time | None
 
 
 class GatesAnswer(msgspec.Struct):
-    """
-    Gates by name; `next`: the value of `after` for the next page. `truncated`: there are more.
-    """
+    """Gates by name."""
 
     gates: list[GateAnswer]
     next: str | None = None
@@ -537,10 +503,7 @@ class TopicGroupAnswer(GateAnswer, kw_only=True):
 
 
 class TopicGroupsAnswer(msgspec.Struct):
-    """
-    The topic groups that have settings, by name; `next`: the value of `after` for the next page.
-    `truncated`: there are more.
-    """
+    """The topic groups that have settings, by name."""
 
     groups: list[TopicGroupAnswer]
     next: str | None = None
@@ -569,7 +532,7 @@ class TierSettingAnswer(msgspec.Struct):
 
 
 class TiersAnswer(msgspec.Struct):
-    """The tiers of the namespace; `truncated`: there are more than 1,000."""
+    """The tiers of the namespace."""
 
     tiers: list[TierSettingAnswer]
     truncated: bool = False
@@ -591,18 +554,13 @@ class TierBody(_Body):
 
 
 class DeadLetterAnswer(MessageAnswer, kw_only=True):
-    """A dead letter. `fingerprint`: the same for all that failed in the same way."""
+    """A dead letter."""
 
     fingerprint: str
 
 
 class DeadLettersAnswer(msgspec.Struct):
-    """
-    Dead letters, oldest first; `next`: the value of `after` for the next page.
-
-    `truncated`: `scanned` dead letters were compared with the filter, and there are more behind
-    them: go on with `next`.
-    """
+    """Dead letters, oldest first."""
 
     dead_letters: list[DeadLetterAnswer]
     next: str | None = None
@@ -611,25 +569,19 @@ class DeadLettersAnswer(msgspec.Struct):
 
 
 class DeadGroupAnswer(msgspec.Struct, kw_only=True):
-    """
-    Dead letters with the same fingerprint. `title`: what they have in common. `first`, `last`: when
-    they died. `topics`: how many each topic has, of the ten with most. `example`: the last one.
-    """
+    """Dead letters with the same fingerprint."""
 
     fingerprint: str
     title: str
     count: int
-    first: datetime
-    last: datetime
+    first: Time
+    last: Time
     topics: dict[str, int]
     example: DeadLetterAnswer
 
 
 class DeadGroupsAnswer(msgspec.Struct):
-    """
-    Dead letters by what failed, the most frequent first. `truncated`: only `scanned` dead letters
-    were read, the oldest ones, and there are more.
-    """
+    """Dead letters by what failed, the most frequent first."""
 
     groups: list[DeadGroupAnswer]
     scanned: int
@@ -637,12 +589,7 @@ class DeadGroupsAnswer(msgspec.Struct):
 
 
 class DeadBody(_Body):
-    """
-    Which dead letters. `topic`: None: of all topics. `ids`: None: all. `fingerprint`: only those
-    that failed so. `limit`: at most so many, the oldest first; by default 1,000, and at most
-    100,000. `dry_run`: only count. `background`: begin an operation and answer at once; its limit
-    is any, and by default there is none.
-    """
+    """Which dead letters."""
 
     topic: str | None = None
     ids: Annotated[list[str], msgspec.Meta(max_length=MAX_BATCH)] | None = None
@@ -653,7 +600,7 @@ class DeadBody(_Body):
 
 
 class RedriveBody(DeadBody, kw_only=True):
-    """As for dropping; `rate`: how many a second, such as `"10/s"`; None: all at once."""
+    """Which dead letters, and how fast."""
 
     rate: float | str | None = None
 
@@ -664,7 +611,7 @@ class RedriveBody(DeadBody, kw_only=True):
 class OverviewAnswer(msgspec.Struct, kw_only=True):
     """The whole namespace; the counters count since it was created."""
 
-    now: datetime
+    now: Time
     topics: int
     waiting: int
     leased: int
@@ -682,14 +629,9 @@ class OverviewAnswer(msgspec.Struct, kw_only=True):
 
 
 class HistoryRowAnswer(msgspec.Struct, kw_only=True):
-    """
-    What happened in the `seconds` from `start`.
+    """What happened in the `seconds` from `start`."""
 
-    `throttled`: for how many seconds rates held ready messages back, of all topics together.
-    `waiting`, `oldest`: at the end; `oldest` in seconds.
-    """
-
-    start: datetime
+    start: Time
     seconds: float
     published: int
     delivered: int
@@ -721,12 +663,11 @@ class WaitingTimesAnswer(msgspec.Struct):
 
 class HistoryAnswer(msgspec.Struct, kw_only=True):
     """
-    The history: rows, the oldest first; the parts, the largest backlog first; waiting times of the
-    noisiest 1 % of the topics and of the others. `inflow`, `outflow`: messages a second, in the
-    last minute; `drain_seconds`, `full_seconds`: where that leads. `step`: seconds of a row.
+    The history: rows, the oldest first; the parts, the largest backlog first; waiting times of
+    the noisiest 1 % of the topics and of the others.
     """
 
-    now: datetime
+    now: Time
     step: float
     rows: list[HistoryRowAnswer]
     parts: list[HistoryPartAnswer]
@@ -743,10 +684,7 @@ class HistoryAnswer(msgspec.Struct, kw_only=True):
 
 
 class CheckAnswer(msgspec.Struct):
-    """
-    A finding of the doctor. `ok`: false: something is wrong, and `advice` says what to do.
-    `available`: false: nothing is wrong, but this cannot be checked or used here.
-    """
+    """A finding of the doctor."""
 
     name: str
     ok: bool
@@ -756,11 +694,7 @@ class CheckAnswer(msgspec.Struct):
 
 
 class OperationAnswer(msgspec.Struct, kw_only=True):
-    """
-    An operation on many messages, or a check of the store. `state`: `lost`: its gateway has ended.
-    `total`: how many there were for it when it began; null: it was not counted. `done`: how many it
-    has changed, or parts of the store it has looked at. `checks`: what the doctor found.
-    """
+    """An operation on many messages, or a check of the store."""
 
     id: str
     kind: Literal["redrive", "drop", "replay", "doctor"]
@@ -771,19 +705,19 @@ class OperationAnswer(msgspec.Struct, kw_only=True):
     total: int | None
     detail: str | None
     who: str
-    started: datetime
-    ended: datetime | None
+    started: Time
+    ended: Time | None
     checks: list[CheckAnswer] | None = None
 
 
 class OperationBegun(msgspec.Struct):
-    """`operation`: the id of what was begun in the background; see `/v1/operations/{id}`."""
+    """What was begun in the background."""
 
     operation: str
 
 
 class OperationsAnswer(msgspec.Struct):
-    """Operations, the newest first; `truncated`: there are more than the limit."""
+    """Operations, the newest first."""
 
     operations: list[OperationAnswer]
     truncated: bool
@@ -793,7 +727,7 @@ class ChangeEvent(msgspec.Struct, kw_only=True):
     """A change through the API, as the audit log keeps it, without what was sent."""
 
     number: int
-    at: datetime
+    at: Time
     who: str
     method: str
     path: str
@@ -801,12 +735,12 @@ class ChangeEvent(msgspec.Struct, kw_only=True):
 
 class EndpointEvent(msgspec.Struct, kw_only=True):
     """
-    What happened to an endpoint: its breaker has `opened`, it has `recovered`, it is `disabled`,
-    `misconfigured`, or will soon be disabled (`warning`). `number`: larger than those before.
+    What happened to an endpoint: its breaker has `opened`, it has `recovered`, it is
+    `disabled`, `misconfigured`, or will soon be disabled (`warning`).
     """
 
     number: int
-    at: datetime
+    at: Time
     kind: str
     topic: str
     detail: str
@@ -815,13 +749,13 @@ class EndpointEvent(msgspec.Struct, kw_only=True):
 class WorkerAnswer(WorkerInfo, kw_only=True):
     """A worker, as of its last heartbeat."""
 
-    oldest_since: datetime | None  # type: ignore[assignment]  # Python has Unix seconds
-    started: datetime  # type: ignore[assignment]
-    last_heartbeat: datetime  # type: ignore[assignment]
+    oldest_since: Time | None  # type: ignore[assignment]  # Python has Unix seconds
+    started: Time  # type: ignore[assignment]
+    last_heartbeat: Time  # type: ignore[assignment]
 
 
 class WorkersAnswer(msgspec.Struct):
-    """Workers by id; `next`: the value of `after` for the next page."""
+    """Workers by id."""
 
     workers: list[WorkerAnswer]
     next: str | None = None
@@ -835,7 +769,7 @@ class WorkerCommandAnswer(msgspec.Struct):
 
 
 class HealthAnswer(msgspec.Struct, omit_defaults=True):
-    """`status`: `ok` or `unavailable`; `detail`: why."""
+    """Whether the gateway can serve requests."""
 
     status: Literal["ok", "unavailable"]
     detail: str | None = None
@@ -845,10 +779,7 @@ class HealthAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class JobAnswer(msgspec.Struct, kw_only=True):
-    """
-    A call of a task. `status`: `pending`, `started`, `success`, `failure` and others. `result`,
-    `info`: null without the scope `bodies`.
-    """
+    """A call of a task."""
 
     id: str
     topic: str | None
@@ -857,22 +788,18 @@ class JobAnswer(msgspec.Struct, kw_only=True):
     info: msgspec.Raw
     error: str | None
     attempts: int
-    published_at: datetime | None
-    finished_at: datetime | None
+    published_at: Time | None
+    finished_at: Time | None
 
 
 class CancelAnswer(msgspec.Struct):
-    """`cancelled`: false if the job had ended already."""
+    """What became of a cancellation."""
 
     cancelled: bool
 
 
 class ScheduleBody(_Body):
-    """
-    A schedule: what it publishes, and one of `every`, `cron` and `at`.
-
-    `timezone`: of a cron line. `missed`: `one`, `all` or `skip`.
-    """
+    """A schedule: what it publishes, and one of `every`, `cron` and `at`."""
 
     topic: str
     body: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
@@ -890,30 +817,26 @@ class ScheduleAnswer(Planned, frozen=True):
 
 
 class SchedulesAnswer(msgspec.Struct):
-    """Schedules by name; `next`: the value of `after` for the next page."""
+    """Schedules by name."""
 
     schedules: list[ScheduleAnswer]
     next: str | None = None
 
 
 class StoredAnswer(msgspec.Struct):
-    """`is_new`: false if nothing was changed."""
+    """What became of a change."""
 
     is_new: bool
 
 
 class RemovedAnswer(msgspec.Struct):
-    """`removed`: false if there was none."""
+    """What became of a removal."""
 
     removed: bool
 
 
 class SubscriptionBody(_Body):
-    """
-    A subscription. `kind`: which consumers it has. `where`: the headers of its messages; None:
-    every message. `expires`: it gets no more copies after messages have waited in it for so long
-    and none was delivered.
-    """
+    """A subscription."""
 
     kind: Literal["shared", "exclusive", "failover"] = "shared"
     where: dict[str, Any] | None = None
@@ -941,19 +864,19 @@ class SubscriptionsAnswer(msgspec.Struct):
 
 
 class JobQuery(_Body):
-    """`topic`: of the job; needed for an id that you chose."""
+    """Which job."""
 
     topic: str | None = None
 
 
 class JobWaitQuery(JobQuery):
-    """`timeout`: how long to wait, at most 60 s."""
+    """Which job, and how long to wait for it."""
 
     timeout: Span = 30.0
 
 
 class MetricsQuery(_Body):
-    """`top`: so many topics with the largest backlogs have series."""
+    """Which topics have series."""
 
     top: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
 
@@ -962,10 +885,7 @@ class MetricsQuery(_Body):
 
 
 class TokenBody(_Body):
-    """
-    A new token. `topics`: patterns; None: all topics. `expires`: after how long. `rate`: requests a
-    second.
-    """
+    """A new token."""
 
     name: str
     scopes: Annotated[
@@ -985,9 +905,9 @@ class TokenAnswer(msgspec.Struct, kw_only=True):
     scopes: list[str]
     topics: list[str] | None
     rate: float | None
-    created: datetime
-    expires: datetime | None
-    last_used: datetime | None
+    created: Time
+    expires: Time | None
+    last_used: Time | None
 
 
 class CreatedTokenAnswer(TokenAnswer, kw_only=True):
@@ -997,7 +917,7 @@ class CreatedTokenAnswer(TokenAnswer, kw_only=True):
 
 
 class TokensAnswer(msgspec.Struct):
-    """Tokens by id; `next`: the value of `after` for the next page."""
+    """Tokens by id."""
 
     tokens: list[TokenAnswer]
     next: str | None = None
@@ -1010,17 +930,12 @@ class LoginBody(_Body):
 
 
 class LoginAnswer(msgspec.Struct, kw_only=True):
-    """
-    A browser's session: the token's name, scopes and topics (None: all).
-
-    `expires`: when the cookie ends, unless it is renewed. `csrf`: what forms without JavaScript
-    send as `csrf`.
-    """
+    """A browser's session: the token's name, scopes and topics (None: all)."""
 
     name: str
     scopes: list[str]
     topics: list[str] | None
-    expires: datetime
+    expires: Time
     csrf: str
 
 
@@ -1029,14 +944,10 @@ class LogoutAnswer(msgspec.Struct):
 
 
 class ChangeAnswer(msgspec.Struct, kw_only=True):
-    """
-    A change: who made it, with which token, from which address, and the JSON that was sent.
-
-    `undo`: of a policy, the operator's fields before.
-    """
+    """A change: who made it, with which token, from which address, and the JSON that was sent."""
 
     number: int
-    at: datetime
+    at: Time
     who: str
     token: str | None
     address: str
@@ -1047,7 +958,7 @@ class ChangeAnswer(msgspec.Struct, kw_only=True):
 
 
 class AuditAnswer(msgspec.Struct):
-    """Changes, the newest first; `next`: the value of `before` for the next page."""
+    """Changes, the newest first."""
 
     changes: list[ChangeAnswer]
     next: int | None = None
@@ -1057,16 +968,13 @@ class AuditAnswer(msgspec.Struct):
 
 
 class LoginQuery(_Body):
-    """`next`: the path that the login leads to."""
+    """Where the login leads to."""
 
     next: str = ""
 
 
 class AuditQuery(_Body):
-    """
-    `before`: `next` of the page before. `since`: only changes since then: a time, or how long ago,
-    such as `1h`.
-    """
+    """Which changes."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
     before: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)] | None = None
@@ -1074,17 +982,14 @@ class AuditQuery(_Body):
 
 
 class ListQuery(_Body):
-    """`after`: `next` of the page before."""
+    """A page of a list."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
     after: str | None = None
 
 
 class PoliciesQuery(ListQuery):
-    """
-    `pattern`: only policies that it covers. `limit`: most of them. `after`: `next` of the page
-    before.
-    """
+    """Which policies."""
 
     pattern: str = "*"
 
@@ -1094,51 +999,48 @@ class NoQuery(_Body):
 
 
 class PublishQuery(_Body):
-    """`raw`: the request's body is the message's body, whatever its content type."""
+    """How to read the body of the request."""
 
     raw: bool = False
 
 
 class ListTopicsQuery(_Body):
-    """`order`: of the list. `pattern`: only these topics. `after`: only by name."""
+    """Which topics, and in which order."""
 
-    order: str = "name"
+    order: ListOrder = "name"
     pattern: str = "*"
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
     after: str | None = None
 
 
 class PeekQuery(_Body):
-    """`limit`: most messages. `state`: only messages of this state."""
+    """Which messages of a topic."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
     state: HeldState | None = None
 
 
 class NamesQuery(_Body):
-    """`after`: `next` of the page before."""
+    """A page of a list by name."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
     after: str | None = None
 
 
 class OperationsQuery(_Body):
-    """`limit`: most operations."""
+    """How many operations."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
 
 
 class DryRunQuery(_Body):
-    """`dry_run`: check only, and answer what would be."""
+    """Whether to change anything."""
 
     dry_run: bool = False
 
 
 class DeadLettersQuery(_Body):
-    """
-    `topic`: only of this one. `fingerprint`: only those that failed so. `since`: only those that
-    died since then: a time, or how long ago, such as `10m`. `after`: `next` of the page before.
-    """
+    """Which dead letters."""
 
     topic: str | None = None
     fingerprint: str | None = None
@@ -1148,13 +1050,13 @@ class DeadLettersQuery(_Body):
 
 
 class DeadMessageQuery(_Body):
-    """`reason`: kept with the dead letter."""
+    """Why the message becomes a dead letter."""
 
     reason: str | None = None
 
 
 class DeadGroupsQuery(_Body):
-    """`topic`, `since`: as for dead letters. `limit`: of the groups."""
+    """Which groups of dead letters."""
 
     topic: str | None = None
     since: str | None = None
@@ -1162,10 +1064,7 @@ class DeadGroupsQuery(_Body):
 
 
 class HistoryQuery(_Body, rename={"from_": "from"}):
-    """
-    `from`, `to`: times, or how long ago, such as `6h`; by default the last hour. `step`: of the
-    rows: `10s` (kept for 2 hours), `1m` (3 days), `15m` (60 days). `pattern`, `tier`: only these.
-    """
+    """Which part of the history; by default the last hour."""
 
     from_: str = "1h"
     to: str | None = None
@@ -1175,12 +1074,12 @@ class HistoryQuery(_Body, rename={"from_": "from"}):
 
 
 class WorkerCommandQuery(_Body):
-    """`timeout`: how long to wait for the answer, in seconds, at most 30."""
+    """How long to wait for the worker."""
 
     timeout: Annotated[float, msgspec.Meta(ge=0, le=30)] = 5.0
 
 
 class WorkersQuery(ListQuery):
-    """`pool`: only workers that serve it. `after`: `next` of the page before."""
+    """Which workers."""
 
     pool: str | None = None

@@ -268,7 +268,11 @@ def _metadata(value: Any) -> dict[str, str]:
 
 
 def _ca(value: Any) -> str:
-    if not isinstance(value, str) or "-----BEGIN CERTIFICATE-----" not in value:
+    if (
+        not isinstance(value, str)
+        or not value.isascii()
+        or "-----BEGIN CERTIFICATE-----" not in value
+    ):
         raise UsageError("endpoint: expected ca to be a certificate in PEM")
     if len(value) > 65_536:
         raise UsageError("endpoint: expected ca to have at most 65,536 characters")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import zlib
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import msgspec
 
@@ -152,7 +152,7 @@ class Planned(msgspec.Struct, frozen=True):
 
     name: str
     when: str
-    next_at: datetime
+    next_at: Annotated[datetime, msgspec.Meta(tz=True)]
     topic: str
     missed: str
     is_paused: bool

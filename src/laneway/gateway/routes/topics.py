@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway import arguments, units
 from laneway.admin import policies, top_topics
-from laneway.admin.top_topics import MEASURES, ORDERS
+from laneway.admin.top_topics import MEASURES
 from laneway.gateway import visible_reasons
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
@@ -46,12 +46,12 @@ def list_topics(call: Call) -> TopicsAnswer:
     A list costs the same whatever the number of topics.
     """
     query: ListTopicsQuery = call.query
-    engine, order = call.engine, arguments.choice("topics", "order", query.order, ORDERS)
+    engine = call.engine
     found: list[TopicStats] = []
     for pattern in call.caller.narrowed(check_policy_pattern(query.pattern)):
         found += top_topics.topics(
             engine,
-            order,
+            query.order,
             pattern=pattern,
             limit=query.limit,
             after=None if query.after is None else arguments.name("topics", "after", query.after),
