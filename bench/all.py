@@ -42,7 +42,7 @@ BENCHES = (
     "features",
     "subscriptions",
 )
-ON_SERVERS = ("waiting", "scale", "shards", "locality", "instructions")
+ON_SERVERS = ("waiting", "scale", "shards", "locality", "capacity", "instructions")
 """Benchmarks of servers only."""
 
 HOURS = ("soak",)

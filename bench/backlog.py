@@ -29,7 +29,7 @@ def main() -> None:
     rows: list[tuple[object, ...]] = []
     with store(chosen) as place:
         engine = open_engine(place.url, Settings(durability="memory"))
-        steps = [max(depth // 100, BATCH), *[depth // 5] * 5]
+        steps = [max(depth // 100, 2 * rounds * BATCH), *[depth // 5] * 5]
         small, put_so_far = 0.0, 0
         for step in steps:
             began = time.perf_counter()

@@ -45,14 +45,19 @@ POLICIES: dict[str, dict[str, Any]] = {
     "limits": {"rate": MANY, "burst": MANY, "concurrency": MANY},
     "gate": {"gate": "g"},
     "serial": {"serial": "hold"},
+    "key_concurrency": {"key_concurrency": MANY},
+    "key_rate": {"key_rate": MANY},
+    "max_backlog": {"max_backlog": MANY},
     "dedupe": {"dedupe": 1},
     "ttl": {"ttl": 3600},
     "priority": {},
 }
 """
-What is measured: the policy of all topics. With `serial`, `dedupe` and `priority` messages have a
-key, an id, a priority.
+What is measured: the policy of all topics. Messages have a key with KEYED, an id with `dedupe`, and
+a priority with `priority`.
 """
+
+KEYED = {"serial", "key_concurrency", "key_rate"}
 
 
 class Run(NamedTuple):
@@ -206,7 +211,7 @@ class Measurement:
             f"bench.{n % self.run.topics}",
             BODY,
             id=f"order-{self._count}" if "dedupe" in self._rules else None,
-            key=f"k{self._count}" if "serial" in self._rules else None,
+            key=f"k{self._count}" if KEYED.intersection(self._rules) else None,
             priority=self._count % 5 if "priority" in self._rules else 0,
         )
 
@@ -239,7 +244,7 @@ class Measurement:
                 self.engine.tick()
             while self.engine.overview().topics:  # it may read all lanes
                 self.engine.tick()
-            self._place.clean()
+        self._place.clean()
 
     @contextlib.contextmanager
     def _counted(

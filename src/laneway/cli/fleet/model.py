@@ -197,20 +197,24 @@ def _with_shards(
     cores = store + idle
     stored = costs.stored_bytes(waiting, active, load.body, load.rules)
     stored += load.policies * costs.policy_bytes + load.workers * costs.beat_bytes
-    if engine == "valkey":
-        stored += load.workers * costs.wait_bytes * shards / max(shards, 1)
+    # Each worker is connected to each node, so more nodes do not divide this.
+    of_workers = load.workers * costs.wait_bytes / GIB if engine == "valkey" else 0.0
     network = load.rate * (sum(costs.network_bytes.values()) + 2 * (load.body - costs.body_bytes))
     in_memory = stored if engine == "valkey" else 0.0
+    room = max(node["memory"] * FULL - of_workers, node["memory"] * 0.01)
     on_disk = 0.0 if engine == "valkey" else stored
     needed = {
         "processors": cores / (node["cores"] * BUSY),
-        "memory": in_memory / GIB / (node["memory"] * FULL),
+        "memory": in_memory / GIB / room,
         "disk": on_disk / GIB / (node["disk"] * FULL),
         "network": 0.0 if engine == "sqlite" else network * 8e-9 / (node["network"] * BUSY),
     }
     nodes = max(1, math.ceil(max(needed.values())))
     needs = [Need(name, count, count / nodes) for name, count in needed.items() if count]
     needs += _fixed(engine, load, node, nodes, shards, work, each)
+    if of_workers:
+        used = of_workers / (node["memory"] * FULL)
+        needs.append(Need("memory of connections", nodes, used, is_fixed=True))
     core_price = (nodes * node["cores"] + workers / BUSY) * prices["core"]
     memory_price = nodes * node["memory"] * prices["memory"]
     disk_price = on_disk / GIB * prices["disk"] / 730
@@ -225,7 +229,7 @@ def _with_shards(
         store_cores=cores,
         worker_cores=workers,
         idle_share=idle / (nodes * node["cores"]),
-        memory_gib=in_memory / GIB,
+        memory_gib=in_memory / GIB + nodes * of_workers,
         disk_gib=on_disk / GIB,
         network_gbit=0.0 if engine == "sqlite" else network * 8e-9,
         round_trips=sum(work[name].calls * costs.trips.get(name, 0.0) for name in OPERATIONS),
