@@ -1,9 +1,9 @@
 """
 Deterministic simulation: a real engine under a virtual clock, and a fleet of small actors.
 
-An hour of a thousand workers takes about a minute. Everything follows from one seed: when messages
-are published, how long handlers take, which calls and answers are lost, who crashes or stops, how
-the store's clock jumps. The number of a failure repeats it.
+An hour of a thousand workers takes less than a minute. Everything follows from one seed: when
+messages are published, how long handlers take, which calls and answers are lost, who crashes or
+stops, how the store's clock jumps. The number of a failure repeats it.
 
 >>> from laneway import Laneway
 >>> app = Laneway("sqlite:///shop.db")

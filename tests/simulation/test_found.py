@@ -1,0 +1,129 @@
+"""Simulations find defects that Laneway once had: each is made again, and noticed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from laneway.cluster.term_store import EngineTerms
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.engines.shared import fairness
+from laneway.engines.sql import rows
+from laneway.message import Message
+from laneway.policy import Gate
+from laneway.schedules import store as schedule_store
+from laneway.schedules import times
+from laneway.testing.simulation import Actor, Broken, Chaos, Fleet, Network
+from tests.simulation.blocking import blocking, engine_of
+from tests.simulation.elections import Candidate, Elections
+from tests.simulation.schedules import SchedulingWorker, install
+
+
+def a_fleet(seed: int, network: Network | None = None) -> Fleet:
+    return Fleet(partial(open_engine, "sqlite://"), Settings(), seed=seed, network=network)
+
+
+def test_permits_that_are_returned_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permits of messages that did not begin came back although others had used that time."""
+
+    def whole(tat: int, rate: float, returned: int, since_us: int) -> int:
+        return max(0, tat - returned * fairness.interval(rate))
+
+    def run() -> None:
+        fleet = a_fleet(0)
+        fleet.store.apply("policy_set", "code", "t", {"rate": 40, "burst": 5})
+        fleet.publisher("t", rate=60)
+        behavior = fleet.destination(0.1, {"healthy": 3, "unstarted": 3}).handle
+        fleet.workers(3, slots=5, behavior=behavior)
+        fleet.run(2)
+        fleet.limits.end()
+        fleet.close()
+
+    run()
+    monkeypatch.setattr(fairness, "return_permits", whole)
+    with pytest.raises(Broken, match="topic t exceeded its rate of 40/s"):
+        run()
+
+
+def test_a_topic_at_two_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic with a rate and a concurrency starved among topics with one of them."""
+
+    def delivered() -> int:
+        fleet = a_fleet(1)
+        fleet.store.apply("gate_set", "A", Gate(10.0))
+        fleet.store.apply("gate_set", "B", Gate(None, None, 1))
+        for topic, gate in (("a", ["A"]), ("b", ["B"]), ("ab", ["A", "B"])):
+            fleet.store.apply("policy_set", "code", topic, {"gate": gate})
+            fleet.publisher(topic, rate=30)
+        fleet.workers(3, slots=4, seconds=0.05)
+        got = fleet.run(10)["ab"].delivered
+        fleet.close()
+        return got
+
+    assert delivered() > 40
+    monkeypatch.setattr(rows.GateState, "hold", lambda *_: None)
+    assert delivered() < 15
+
+
+def test_a_clock_that_jumps_in_an_election(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a jump of the store's clock a candidate took the term while its holder still acted."""
+
+    def run() -> None:
+        fleet = a_fleet(1)
+        elections = Elections(fleet.store)
+        fleet.check(elections)
+        candidates = [
+            fleet.add(Candidate(fleet.store, "leader", f"c{n}", 6.0, elections)) for n in range(3)
+        ]
+        chaos = fleet.add(Chaos(fleet.store, 10.0, ["jump"], candidates))
+        chaos.jumps = [20.0, 600.0]
+        try:
+            fleet.run(300)
+        finally:
+            fleet.close()
+
+    run()
+
+    def left(terms: Any, term: float) -> float:
+        return terms._seen[2]
+
+    monkeypatch.setattr(EngineTerms, "_left", left)
+    with pytest.raises(Broken, match=r"leader: c. holds it, and c. for"):
+        run()
+
+
+def test_a_schedule_that_is_removed_while_it_fires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule that was removed while a worker had its entry was there again."""
+    names = [f"s{n}" for n in range(5)]
+
+    class Remover(Actor):
+        async def main(self) -> None:
+            for name in names:
+                await self.clock.sleep(self.clock.random.uniform(0.5, 2))
+                engine = engine_of(self.store)
+                await blocking(partial(schedule_store.remove, engine, name))
+
+    def left(seed: int) -> int:
+        fleet = a_fleet(seed, Network((0.001, 0.05)))
+        when = times.chosen("s", 1, None, None, None, "UTC", None)
+        message = Message("calls")
+        install(fleet.store, [schedule_store.new_schedule(each, when, message) for each in names])
+        behavior = fleet.destination(0.01).handle
+        for _ in range(2):
+            fleet.add(SchedulingWorker(fleet.store, 3, behavior))
+        fleet.add(Remover(fleet.store))
+        fleet.run(15)
+        found = len(schedule_store.planned(fleet.store.direct, 10))
+        fleet.close()
+        return found
+
+    assert [left(seed) for seed in (0, 2)] == [0, 0]
+
+    def purge(engine: FullEngine, name: str) -> bool:
+        return engine.topic_purge(schedule_store.PREFIX + name) > 0
+
+    monkeypatch.setattr(schedule_store, "remove", purge)
+    assert all(left(seed) for seed in (0, 2))
