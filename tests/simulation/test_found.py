@@ -27,7 +27,7 @@ def a_fleet(seed: int, network: Network | None = None) -> Fleet:
 
 
 def test_permits_that_are_returned_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Permits of messages that did not begin came back although others had used that time."""
+    """Permits of messages that did not begin were returned although others had used that time."""
 
     def whole(tat: int, rate: float, returned: int, since_us: int) -> int:
         return max(0, tat - returned * fairness.interval(rate))
@@ -96,7 +96,7 @@ def test_a_clock_that_jumps_in_an_election(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_schedule_that_is_removed_while_it_fires(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schedule that was removed while a worker had its entry was there again."""
+    """A schedule that was removed while a worker had its entry fired again."""
     names = [f"s{n}" for n in range(5)]
 
     class Remover(Actor):
