@@ -10,7 +10,7 @@ ARGS ?=
 ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz fuzz-gateway histories fairness simulate conformance test-kills test-elections lint fmt bench soak scale bench-smoke docs docs-pages docs-check ci image-lock clean
+.PHONY: help setup demo test fuzz fuzz-gateway histories fairness simulate conformance test-kills test-elections lint fmt bench soak scale bench-smoke docs docs-pages docs-check clients ci image-lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -107,6 +107,11 @@ docs-pages: $(READY) ## write the generated pages of docs/reference/
 docs-check: $(READY) ## fail on stale generated pages and broken links
 	$(BIN)/python docs_tools/generate.py --check
 	$(BIN)/python docs_tools/check.py
+
+clients: ## generate clients/ from the API's description, with npm
+	npm install --prefix clients/typescript --no-package-lock --no-audit --no-fund --loglevel=error
+	npm run --prefix clients/typescript generate
+	npm run --prefix clients/typescript build
 
 ci: ## what CI runs
 	bash .ci/run
