@@ -19,7 +19,7 @@ DIGITS = 12
 MAX_TITLE = 200
 """Most characters of a title."""
 
-_FRAME = re.compile(r'^  File "(.*)", line \d+, in (.*)$', re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 _FOREIGN = re.compile(r"[/\\](?:site-packages|dist-packages|python3[.\d]*|laneway)[/\\]|^<")
 _CLASS = re.compile(r"[A-Za-z_][\w.]*(?=:|$)")
 _COUNTED = re.compile(r"^retries used up \(\d+ attempts?\): ")
@@ -35,18 +35,32 @@ def title_of(reason: str | None, error: str | None) -> str:
     numbers.
     """
     text = (error or _COUNTED.sub("", reason or "")).strip()
+    first, frame = _read(text)
+    kind = _CLASS.match(first)
+    if frame is not None and kind is not None:
+        file, _, function = frame
+        return f"{kind[0]} in {function} ({file})"[:MAX_TITLE]
+    plain = _NUMBER.sub("#", _QUOTED.sub("'…'", first))
+    return plain[:MAX_TITLE].strip() or "unknown"
+
+
+def _read(text: str) -> tuple[str, tuple[str, str, str] | None]:
+    """What failed, and the last frame of the program itself: file, line and function."""
     first = text.partition("\n")[0]
     if first.startswith("Traceback "):  # as Python prints it: what failed comes last
         first = text.rpartition("\n")[2].strip()
     frames = _FRAME.findall(text)
-    kind = _CLASS.match(first)
-    if frames and kind is not None:
-        own = [frame for frame in frames if not _FOREIGN.search(frame[0])]
-        path, function = (own or frames)[-1]
-        file = re.split(r"[/\\]", path)[-1]
-        return f"{kind[0]} in {function} ({file})"[:MAX_TITLE]
-    plain = _NUMBER.sub("#", _QUOTED.sub("'…'", first))
-    return plain[:MAX_TITLE].strip() or "unknown"
+    if not frames:
+        return first, None
+    own = [frame for frame in frames if not _FOREIGN.search(frame[0])]
+    path, line, function = (own or frames)[-1]
+    return first, (re.split(r"[/\\]", path)[-1], line, function)
+
+
+def line_of(reason: str | None, error: str | None) -> str:
+    """A failure in one line: the error, and the program's own file and line; else the reason."""
+    first, frame = _read((error or reason or "").strip())
+    return first if frame is None else f"{first} ({frame[0]}:{frame[1]})"
 
 
 def fingerprint_of(reason: str | None, error: str | None) -> str:

@@ -73,6 +73,20 @@ def test_list(browser: Browser, app: Laneway) -> None:
     assert "moved" in browser.get("/topic?name=push.07").words
 
 
+def test_trouble_comes_first(browser: Browser, app: Laneway) -> None:
+    """Of many endpoints by name, those that need somebody lead the first page, each once."""
+    for name in ("push.a", "push.b", "push.z"):
+        app.endpoint(name, url="https://shop.example/hooks")
+    app.endpoint("push.z").disable("gone: HTTP 410")
+    page = browser.get("/endpoints")
+    topics = re.findall(r"/endpoint\?topic=([\w.]+)", page.text)
+    assert topics == ["push.z", "push.a", "push.b"]
+    assert '<span class="state bad">disabled</span>' in page.text
+    assert (
+        re.findall(r"topic=([\w.]+)", browser.get("/endpoints?filter=push.a").text)[0] == "push.a"
+    )
+
+
 def test_buttons(browser: Browser, app: Laneway, receiver: Receiver) -> None:
     """Disable, enable, test and rotate; a secret is shown once, and nowhere else."""
     secret = point(app, "push.a", receiver.url("/200"), headers={"x-api-key": "s3cret"})

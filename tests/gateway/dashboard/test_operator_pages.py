@@ -31,6 +31,20 @@ def die(app: Laneway, topic: str, error: str, **options: Any) -> str:
     return receipt.id
 
 
+def test_a_dead_letter_is_one_line(browser: Browser, app: Laneway) -> None:
+    """A row has the error, and the user's own file and line: no frame of Laneway, no reason."""
+    error = (
+        "ValueError: no stock\n"
+        '  File "/srv/shop/orders.py", line 42, in deliver\n    check()\n'
+        '  File "/x/src/laneway/working/executors/threads.py", line 190, in run\n'
+    )
+    die(app, "line.a", error)
+    for path in ("/dead", "/topic?name=line.a&show=dead"):
+        page = browser.get(path)
+        assert "ValueError: no stock (orders.py:42)" in page.words
+        assert "threads.py" not in page.words
+
+
 def test_a_message(browser: Browser, app: Laneway) -> None:
     """A message's page has its state, what it waits for, its headers, body and commands."""
     app.publish("msg.a", {"order": [1, "ü"]}, id="one", key="k-7", headers={"x": HOSTILE})

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from laneway.admin.fingerprints import line_of
 from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.errors import UsageError
 from laneway.gateway.dashboard import words
@@ -64,6 +65,7 @@ def environment() -> jinja2.Environment:
         setting=words.setting,
         topic_state=words.topic_state,
         until_signalled_us=UNTIL_SIGNALLED_US,
+        line_of=line_of,
     )
     found.globals["ui"] = found.get_template("parts.html").module
     return found

@@ -38,7 +38,7 @@ KINDS = {
     "busy": "slow",
     "open": "bad",
     "probing": "slow",
-    "disabled": "off",
+    "disabled": "bad",
     "acked": "good",
     "retried": "slow",
     "finished": "good",

@@ -61,6 +61,9 @@ def build(view: View) -> dict[str, Any]:
         "stats": stats,
         "why": why(stats, now_us),
         "judged": judged(last.attempts),
+        "last": last.attempts[0] if last.attempts else None,
+        "times": [round(each.at) for each in reversed(last.attempts)],
+        "took": [_seconds(each) for each in reversed(last.attempts)],
         "settings": [
             (name, words.span(value) if name in SECONDS else words.setting(name, value))
             for name, value in msgspec.structs.asdict(info).items()
@@ -114,9 +117,13 @@ def _attempts(view: View, topic: str, query: EndpointQuery | None = None) -> Att
     )
 
 
+def _seconds(attempt: AttemptInfo) -> float:
+    return max(attempt.milliseconds.values(), default=0.0) / 1000
+
+
 def judged(attempts: Sequence[AttemptInfo]) -> dict[str, float | None]:
     """How attempts ended: the part that succeeded, and the median and 95th of their seconds."""
-    seconds = sorted(max(each.milliseconds.values(), default=0.0) / 1000 for each in attempts)
+    seconds = sorted(map(_seconds, attempts))
     count = len(seconds)
     return {
         "count": count,

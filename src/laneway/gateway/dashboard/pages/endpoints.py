@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SHOWN = 50
 
 STATES = get_args(EndpointState)
+TROUBLES = ("open", "disabled", "failing", "busy")
 
 
 def build(view: View) -> dict[str, Any]:
@@ -25,12 +26,15 @@ def build(view: View) -> dict[str, Any]:
     text = query.filter.strip()
     pattern = check_pattern(f"{text}*" if text.endswith(".") else text or "*")
     found, following = _listed(view, pattern, query.state or None, query.after)
+    counts = _counts(view, pattern)
+    if not (query.state or query.after):
+        found = _troubled(view, pattern, counts) + found
     return {
-        "endpoints": found,
+        "endpoints": list({each.topic: each for each in found}.values())[: 2 * SHOWN],
         "filter": query.filter,
         "state": query.state,
         "states": STATES,
-        "counts": _counts(view, pattern),
+        "counts": counts,
         "next": following,
         "is_pattern": is_pattern(pattern),
         "is_empty": not (found or following or text or query.state or query.after),
@@ -52,6 +56,15 @@ def _counts(view: View, pattern: str) -> dict[str, str]:
         return found
 
     return view.reader.seldom(("endpoint states", patterns), read)
+
+
+def _troubled(view: View, pattern: str, counts: dict[str, str]) -> list[EndpointInfo]:
+    """The first endpoints that need somebody: they come before the others, which are by name."""
+    found: list[EndpointInfo] = []
+    for state in TROUBLES:
+        if counts[state] != "0" and len(found) < SHOWN:
+            found += _listed(view, pattern, state, "")[0]
+    return found[:SHOWN]
 
 
 def _listed(
