@@ -16,7 +16,7 @@ LONGER = "LANEWAY_SIMULATE"
 FLEETS = {"sqlite": 10, "valkey": 5, "model": 5}
 MORE_FLEETS = {"sqlite": 600, "valkey": 300, "model": 100}
 FAIR, MORE_FAIR = {"sqlite": 1, "model": 1}, {"sqlite": 50, "valkey": 50, "model": 50}
-SECONDS, MORE_SECONDS = 8.0, 60.0
+SECONDS, MORE_SECONDS = 4.0, 60.0
 
 
 @pytest.mark.parametrize(
