@@ -108,10 +108,12 @@ docs-check: $(READY) ## fail on stale generated pages and broken links
 	$(BIN)/python docs_tools/generate.py --check
 	$(BIN)/python docs_tools/check.py
 
-clients: ## generate clients/ from the API's description, with npm
+clients: $(READY) ## generate clients/ from the API's description, with npm and Java
 	npm install --prefix clients/typescript --no-package-lock --no-audit --no-fund --loglevel=error
 	npm run --prefix clients/typescript generate
 	npm run --prefix clients/typescript build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check openapi-generator-cli==7.26.0
+	$(BIN)/openapi-generator-cli generate -g go -i docs/reference/openapi.json -o clients/go/laneway --additional-properties=packageName=laneway,withGoMod=false --global-property=apiTests=false,modelTests=false,apiDocs=false,modelDocs=false
 
 ci: ## what CI runs
 	bash .ci/run
