@@ -45,18 +45,29 @@ POLICY = (
 """The content security policy of every answer."""
 
 STYLE = """\
-:root { color-scheme: light dark; --line: color-mix(in srgb, currentColor 25%, transparent); }
-body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
-form { display: flex; flex-wrap: wrap; gap: 1rem; align-items: end;
-  border: 1px solid var(--line); border-radius: 0.4rem; padding: 1rem; }
-label { display: grid; }
-label.inline { display: flex; gap: 0.4rem; align-items: center; }
+:root { color-scheme: light dark; --ground: light-dark(#fafaf9, #121315);
+  --surface: light-dark(#ffffff, #191a1d); --text: light-dark(#1b1c1f, #e5e6e9);
+  --muted: light-dark(#5c6068, #9da3ad); --line: light-dark(#e4e4e1, #2b2d32);
+  --strong: light-dark(#85888f, #6c717b); --accent: light-dark(#3346d3, #9daaff); }
+* { box-sizing: border-box; }
+body { font: 0.875rem/1.5 system-ui, sans-serif; background: var(--ground); color: var(--text);
+  max-width: 60rem; margin: 0 auto; padding: 1.5rem 1rem; }
+h1 { font-size: 1.3125rem; margin: 0 0 1rem; }
+h2 { font-size: 1rem; margin: 1.5rem 0 0.5rem; }
+form { display: flex; flex-wrap: wrap; gap: 1rem; align-items: end; background: var(--surface);
+  border: 1px solid var(--line); border-radius: 10px; padding: 1rem; }
+label { display: grid; font-size: 0.75rem; color: var(--muted); }
+label.inline { display: flex; gap: 0.4rem; align-items: center; min-height: 1.875rem; }
+input, button { font: inherit; font-size: 0.875rem; color: var(--text); min-height: 1.875rem;
+  background: var(--surface); border: 1px solid var(--strong); border-radius: 6px;
+  padding: 0.25rem 0.5rem; }
 input[type="number"] { width: 7rem; }
-input, button { font: inherit; }
+button { background: var(--accent); border-color: var(--accent); color: var(--ground);
+  font-weight: 600; padding: 0.25rem 0.75rem; cursor: pointer; }
 details { border-top: 1px solid var(--line); padding: 0.3rem 0; }
 summary { cursor: pointer; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 0.9rem/1.5 ui-monospace, monospace; }
-:focus-visible { outline: 2px solid; outline-offset: 2px; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 0.75rem/1.5 ui-monospace, monospace; }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 """
 
 SCRIPT = """\
@@ -95,7 +106,7 @@ def page(switches: Switches, received: Iterable[Entry]) -> bytes:
 <html lang="en"><head><meta charset="utf-8"><title>Webhooks received</title>
 <meta name="viewport" content="width=device-width">
 <link rel="stylesheet" href="_style.css"><script type="module" src="_page.js"></script></head>
-<body><h1>Webhooks received</h1>
+<body><main><h1>Webhooks received</h1>
 <form method="post" action="_switches">
 <label>Status <input type="number" name="status" min="200" max="599"
  value="{switches.status}"></label>
@@ -104,7 +115,7 @@ def page(switches: Switches, received: Iterable[Entry]) -> bytes:
 <label class="inline"><input type="checkbox" name="close" value="yes"{checked}>
  Close the connection without a response</label>
 <button>Apply to new requests</button></form>
-<h2>Requests</h2><div id="requests">{shown or none}</div></body></html>
+<h2>Requests</h2><div id="requests">{shown or none}</div></main></body></html>
 """.encode()
 
 
