@@ -31,7 +31,7 @@ EXAMPLES = int(os.environ.get("LANEWAY_EXAMPLES", "0"))
 """Random requests for each operation; 0: five, the same in each run."""
 
 RELATIONS = re.compile(
-    "confirm: expected the name|contradict each other|no meaning without"
+    "confirm: expected the name|contradict each other|give one of them|no meaning without"
     "|page|expected a rate, a concurrency or both|expected one of every"
     "|is no time zone|expected max_priority|expected tier to be one of|no policy has the pattern"
     "|give url=|expected settings of the endpoint|certificate in PEM|takes a topic|at most 60 days"

@@ -71,6 +71,13 @@ STATUSES = {
     503: "The store does not answer.",
 }
 
+HEADER_VALUES: dict[str, dict[str, Any]] = {
+    "delay": {"anyOf": COMPONENTS["Duration"]["anyOf"][1:]},
+    "ttl": {"anyOf": COMPONENTS["Duration"]["anyOf"][1:]},
+    "at": {"anyOf": COMPONENTS["Moment"]["anyOf"][:1]},
+}
+"""Fields of several types, with the one that headers have in all generated clients."""
+
 REQUEST_HEADERS = {
     "Idempotency-Key": (
         "Id of the message. A request that is repeated within 24 hours is a `duplicate`.",
@@ -450,7 +457,11 @@ def _header_parameters(name: str, components: dict[str, Any]) -> list[dict[str, 
     if name == "publish":
         options = components["MessageBody"]["properties"]
         found += [
-            _parameter("header", f"X-Laneway-{option.replace('_', '-').title()}", options[option])
+            _parameter(
+                "header",
+                f"X-Laneway-{option.replace('_', '-').title()}",
+                {**options[option], **HEADER_VALUES.get(option, {})},
+            )
             for option in OPTIONS
         ]
     return found
