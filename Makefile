@@ -102,11 +102,11 @@ $(DOCS)/.ready: pyproject.toml
 	@touch $(DOCS)/.ready
 
 docs-pages: $(READY) ## write the generated pages of docs/reference/
-	$(BIN)/python docs_tools/generate.py
+	$(BIN)/python -m docs_tools.generate
 
 docs-check: $(READY) ## fail on stale generated pages and broken links
-	$(BIN)/python docs_tools/generate.py --check
-	$(BIN)/python docs_tools/check.py
+	$(BIN)/python -m docs_tools.generate --check
+	$(BIN)/python -m docs_tools.check
 
 clients: $(READY) ## generate clients/ from the API's description, with npm and Java
 	npm install --prefix clients/typescript --no-package-lock --no-audit --no-fund --loglevel=error

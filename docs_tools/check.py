@@ -1,5 +1,5 @@
 """
-Check the pages: `python docs_tools/check.py`.
+Check the pages: `python -m docs_tools.check`.
 
 Every relative link leads to a file of the repository and, if it has an anchor, to a heading of it.
 Every page stands in the navigation of `zensical.toml`, and nothing else does. A line of prose has

@@ -1,7 +1,7 @@
 """
 The picture of the README: plays the demo once and draws its last screen.
 
-    python docs_tools/draw_demo.py docs/demo.svg
+    python -m docs_tools.draw_demo docs/demo.svg
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Write the generated pages of docs/reference/ from the code: `python docs_tools/generate.py`.
+Write the generated pages of docs/reference/ from the code: `python -m docs_tools.generate`.
 
 With `--check` nothing is written; the exit status is 1 if a page is stale. A name in the code that
 the tables below do not describe, or describe although it is gone, is an error.
