@@ -323,35 +323,61 @@ def test_states(celery: Celery) -> None:
 
 def test_apply_async_of_a_class(celery: Celery) -> None:
     """
-    A single call passes through an `apply_async` that a class overrides; a flow or a schedule of
-    such a task is refused, because it would not.
+    Every call passes through an `apply_async` that a class overrides, which may refuse it: as
+    celery-once does, or to add headers. Later calls of a flow and those of schedules do so when
+    they start.
     """
+    locks: set[int] = set()
+    scheduled = threading.Event()
     celery.conf.CUSTOMER = "acme"
 
-    class Own(Task):
+    class Locking(Task):
         def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            if args[0] in locks:
+                raise LookupError("already queued")
+            locks.add(args[0])
+            if args[0] == 7:
+                scheduled.set()
             options["headers"] = {"customer": self.app.conf.CUSTOMER}
             return super().apply_async(args, kwargs, **options)
+
+        def after_return(self, status: str, retval: Any, task_id: str, args: Any, *_: Any) -> None:
+            locks.discard(args[0])
 
     @celery.task
     def same(value: Any) -> Any:
         return value
 
-    @celery.task(base=Own, bind=True)
+    @celery.task(base=Locking, bind=True)
     def work(self: Any, n: int) -> Any:
-        return [self.request.headers["customer"], n]
+        return [self.request.headers["customer"], n, n in locks]
 
-    with runs(celery):
-        jobs = [work.delay(1), work.s(2).delay(), asyncio.run(work.adelay(3))]
-        assert [job.get(SOON) for job in jobs] == [["acme", n] for n in (1, 2, 3)]
+    locks.add(1)
     for publish in (
-        work.si(1) | same.s(),
-        lambda: chain(same.s(1), work.s()).apply_async(),
+        lambda: work.delay(1),
+        lambda: work.s(1).delay(),
         lambda: work.apply_async((1,), link=same.s()),
-        lambda: celery.add_periodic_task(10, work.s(7), name="often"),
+        work.si(1) | same.s(),
+        lambda: chain(work.s(1), same.s()).apply_async(),
+        group(same.s(0), work.s(1)),
+        lambda: work.using(priority=5).enqueue(1),
+        lambda: asyncio.run(work.adelay(1)),
     ):
-        with pytest.raises(UsageError, match="overrides apply_async"):
+        with pytest.raises(LookupError, match="already queued"):
             publish()
+    assert celery.laneway.topic("celery").stats().waiting == 0
+    locks.clear()
+    celery.add_periodic_task(0.2, work.s(7), name="often")
+    celery.laneway.schedules.install()
+    with runs(celery):
+        assert scheduled.wait(SOON)
+        jobs = [work.delay(1), work.s(2).delay(), work.apply_async((3,), link=same.s())]
+        jobs += [chain(work.s(4), same.s())(), chain(same.s(5), work.s())()]
+        assert [job.get(SOON) for job in jobs] == [["acme", n, True] for n in range(1, 6)]
+        locks.add(6)
+        with pytest.raises(LookupError, match="already queued"):
+            chain(same.s(6), work.s())().get(SOON)
+        assert locks >= {6}, "a call that was refused does not release the lock of another"
 
 
 def test_request(celery: Celery) -> None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway import units
 from laneway.errors import DestinationUnavailable, LanewayError, Reject
-from laneway.push import breaker, payloads, secret_store, stored_counts, table
+from laneway.push import breaker, payloads, resolver, secret_store, stored_counts, table
 from laneway.push.address_guard import PROXY_VARIABLE, of_process
 from laneway.push.answers import Answer, Verdict, judge
 from laneway.push.attempt import Attempt, entry_of, result_of
@@ -38,7 +38,7 @@ from laneway.push.events import EndpointEvents
 from laneway.push.notifications import HOUR_US, notify
 from laneway.push.notifications import TOPIC as NOTIFICATIONS
 from laneway.push.outcomes import AttemptFailed, Released
-from laneway.push.resolver import LOOKUP_SECONDS, Resolver
+from laneway.push.resolver import Resolver
 from laneway.push.targets import Target, destination_of, fill, headers_for
 from laneway.push.transport import Request, Transport
 
@@ -403,7 +403,7 @@ class Sender:
         """
         seconds = age = self._age(host)
         if host.failures:
-            seconds = LOOKUP_SECONDS - age
+            seconds = resolver.LOOKUP_SECONDS - age
         elif age >= AGAIN_SECONDS:
             host.is_slow, seconds = True, max(SLOW_NAME_SECONDS, age)
         text = f"the address of {host.name} is being looked up"

@@ -104,6 +104,9 @@ class FlowTask(Protocol[R_co]):
     ) -> Any:
         """Publish a call. Returns its handle."""
 
+    def prepared(self, call: Signature[Any], job_id: str) -> Signature[Any]:
+        """The call that is published for one that starts a flow, under this id."""
+
     def local_job(self, returned: Any) -> Job[Any]:
         """The handle of a call that ran here and returned this."""
 
@@ -254,6 +257,9 @@ class Part(ABC, Generic[H]):
 class Signature(Part[Job[R]], Generic[R]):
     """One call of a task that is not published yet."""
 
+    is_prepared = False
+    """Whether its task has prepared it, see `FlowTask.prepared`."""
+
     def __init__(
         self,
         task: FlowTask[R],
@@ -303,9 +309,12 @@ class Signature(Part[Job[R]], Generic[R]):
         return [self]
 
     def weave(self, graph: _Graph, before: _Ends) -> _Ends:
-        node = graph.add(self, before)
+        call = self
+        if not (before.nodes or self.each or self.is_prepared):
+            call = self.task.prepared(self, graph.next_id(self))
+        node = graph.add(call, before)
         ends = _Ends([node], is_group=False)
-        for follower in self.followers:
+        for follower in call.followers:
             follower.weave(graph, ends)
         return ends
 
@@ -599,7 +608,7 @@ class _Node:
         self.call = call
         self.before = before
         self.then: list[Target] = []
-        self.id: str = call.options.get("id") or f"{graph.id}.{len(graph.nodes)}"
+        self.id = graph.next_id(call)
         self.root: str = (
             before.nodes[0].root if before.nodes else lineage().get(ROOT_HEADER, self.id)
         )
@@ -684,6 +693,11 @@ class _Graph:
     def __init__(self, flow_id: str | None) -> None:
         self.id = flow_id or uuid.uuid4().hex
         self.nodes: list[_Node] = []
+
+    def next_id(self, call: Signature[Any]) -> str:
+        """The id of a call that is added now: its own if it has one."""
+        own: str | None = call.options.get("id")
+        return own or f"{self.id}.{len(self.nodes)}"
 
     def add(self, call: Signature[Any], before: _Ends) -> _Node:
         node = _Node(self, call, before)

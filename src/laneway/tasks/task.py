@@ -286,6 +286,13 @@ class Task(RunnableTask, Generic[P, R]):
             )
         )
 
+    def prepared(self, call: Signature[R], job_id: str) -> Signature[R]:
+        """
+        The call that is published for one that starts a flow; a subclass may change or refuse it.
+        """
+        del job_id
+        return call
+
     def given(self, job: Any) -> Any:
         """The handle for the caller, of a job or of a group; a subclass may wrap it."""
         return job

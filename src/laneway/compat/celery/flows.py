@@ -51,13 +51,7 @@ class Part(canvas.Part[Any]):
 class Signature(Part, canvas.Signature[Any]):
     """One call of a task that is not published yet."""
 
-    task: Any
     __call__ = canvas.Signature.__call__
-
-    def weave(self, *of_flow: Any) -> Any:
-        """Add the call to a flow."""
-        self.task.check_flow()
-        return super().weave(*of_flow)
 
 
 class Chain(Part, canvas.Chain[Any]):

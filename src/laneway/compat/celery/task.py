@@ -10,6 +10,7 @@ import sys
 import types
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
 from inspect import Parameter
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import msgspec
 
+from laneway import headers as control
 from laneway.compat.celery import current, django, signals, states
 from laneway.compat.celery.exceptions import Ignore, MaxRetriesExceededError, Reject
 from laneway.compat.celery.flows import OUR_NAMES, Group, Signature
@@ -43,6 +45,11 @@ if TYPE_CHECKING:
     from laneway.tasks.canvas import Signature as Call
     from laneway.tasks.invocation import Invocation
     from laneway.tasks.steps import Steps
+
+_COLLECTING: ContextVar[tuple[Task, list[Call[Any]]] | None] = ContextVar(
+    "collecting", default=None
+)
+"""The task whose calls are collected instead of published, see `Task.prepared`."""
 
 FOREVER = 1_000_000
 """Retries of a task with `max_retries=None`."""
@@ -234,7 +241,12 @@ class Task(_Task[..., Any]):
             return result
         named = self.named_options(options)
         named |= {"link": listed(link) or None, "link_error": listed(link_error) or None}
-        return _Task.publish(self, tuple(args or ()), kwargs or {}, named)
+        call = (tuple(args or ()), kwargs or {}, named)
+        collecting = _COLLECTING.get()
+        if collecting is None or collecting[0] is not self:
+            return _Task.publish(self, *call)
+        collecting[1].append(self._linked(*call))
+        return AsyncResult(named.get("id"), self.celery, self.name)
 
     def named_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a call by Laneway's names, checked. Raises UsageError."""
@@ -258,13 +270,53 @@ class Task(_Task[..., Any]):
         """As `publish`, awaited: an overridden `apply_async` may block."""
         return await asyncio.to_thread(self.publish, *call)
 
-    def check_flow(self) -> None:
-        """Raise UsageError if a flow or a schedule would pass by an `apply_async` of the class."""
-        if type(self).apply_async is not Task.apply_async:
+    def _linked(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+    ) -> Call[Any]:
+        call = super()._linked(args, kwargs, options)
+        call.is_prepared = True
+        return call
+
+    def prepared(self, call: Call[Any], job_id: str) -> Call[Any]:
+        """
+        What an overridden `apply_async` makes of a call that is published in a flow or by a
+        schedule. Raises what it raises, and UsageError if it does not publish the call.
+        """
+        if type(self).apply_async is Task.apply_async:
+            return call
+        calls: list[Call[Any]] = []
+        token = _COLLECTING.set((self, calls))
+        try:
+            options = {**_celery_named(call.options), "task_id": job_id}
+            self.apply_async(call.args, call.kwargs, **options)
+        finally:
+            _COLLECTING.reset(token)
+        if len(calls) != 1:
             raise UsageError(
-                f'task "{self.name}": its class overrides apply_async, which flows and schedules do'
-                " not call here; run Celery itself on Laneway: laneway.contrib.kombu"
+                f'task "{self.name}": its apply_async published {len(calls)} calls instead of one;'
+                " a flow is published completely or not at all"
             )
+        created = calls[0]
+        created.immutable = call.immutable
+        created.followers += call.followers
+        created.errors += call.errors
+        return created
+
+    def request_for(self, lease: Lease) -> Request:
+        """
+        The run of a lease. A later call of a flow, or one of a schedule, passes through an
+        overridden `apply_async` when it starts.
+        """
+        request = super().request_for(lease)
+        is_published = not request.before and control.SCHEDULE not in (lease.headers or {})
+        if is_published or request.each or request.attempt > 1:
+            return request
+        try:
+            call = self.prepared(Signature(self, request.args, request.kwargs, {}), request.id)
+        except Exception as error:
+            raise final(error) from error
+        headers = {**request.headers, **(call.options.get("headers") or {})}
+        return msgspec.structs.replace(request, args=call.args, kwargs=call.kwargs, headers=headers)
 
     def apply(
         self,
