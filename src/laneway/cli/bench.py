@@ -30,7 +30,7 @@ MEASURED = {"full": (1.0, 5), "quick": (1.0, 3), "smoke": (0.01, 1)}
 @click.option(
     "--costs",
     "path",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(dir_okay=False),
     help="Write the costs of operations to this file, for `laneway capacity --costs`.",
 )
 @click.option(
@@ -42,7 +42,7 @@ MEASURED = {"full": (1.0, 5), "quick": (1.0, 3), "smoke": (0.01, 1)}
 )
 @json_option
 def bench(
-    names: tuple[str, ...], *, size: str, path: Path | None, engine: str, as_json: bool
+    names: tuple[str, ...], *, size: str, path: str | None, engine: str, as_json: bool
 ) -> None:
     """
     Measure this machine. In the repository, run its benchmarks: all, or those named. Elsewhere, or
@@ -88,13 +88,13 @@ def _of_repository(root: Path, names: tuple[str, ...], size: str) -> None:
     sys.exit(max(codes))
 
 
-def _costs(path: Path | None, engine: str, size: str, *, as_json: bool) -> None:
+def _costs(path: str | None, engine: str, size: str, *, as_json: bool) -> None:
     """Measure the costs of an engine, print them, and add them to the file."""
-    if path is not None and path.exists():
+    if path is not None and Path(path).exists():
         costs.load(path)  # a file that cannot be used is an error before the measurement
     if sys.platform != "linux":
         exit_with("the costs of operations can only be measured on Linux", REFUSED)
-    name = path.name if path is not None else "FILE"
+    name = Path(path).name if path is not None else "FILE"
     command = f"laneway bench --costs {name} --engine {engine} --size {size}"
     scale, rounds = MEASURED[size]
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -106,7 +105,7 @@ def _numbers(
 @click.option(
     "--costs",
     "path",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     help="A file that `laneway bench --costs FILE` wrote. Default: costs that we measured.",
 )
 @json_option
@@ -125,7 +124,7 @@ def capacity(  # one argument for each option
     shards: int | None,
     prices: tuple[str, ...],
     nodes: tuple[str, ...],
-    path: Path | None,
+    path: str | None,
     as_json: bool,
 ) -> None:
     """

@@ -185,10 +185,10 @@ def fitted(works_: Sequence[Work], measured: Sequence[float]) -> Step:
     return Step(*parts)
 
 
-def load(path: Path = OURS) -> dict[str, EngineCosts]:
+def load(path: str | Path = OURS) -> dict[str, EngineCosts]:
     """The costs in a file, by engine. Raises UsageError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, EngineCosts])
+        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, EngineCosts])
     except OSError as error:
         raise UsageError(f"costs {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -197,11 +197,11 @@ def load(path: Path = OURS) -> dict[str, EngineCosts]:
         ) from error
 
 
-def save(path: Path, engine: str, costs: EngineCosts) -> None:
+def save(path: str, engine: str, costs: EngineCosts) -> None:
     """Write the costs of an engine; the file keeps those of other engines. Raises UsageError."""
-    kept = load(path) if path.exists() else {}
+    kept = load(path) if Path(path).exists() else {}
     text = msgspec.json.format(msgspec.json.encode(kept | {engine: costs}), indent=1)
     try:
-        path.write_bytes(text + b"\n")
+        Path(path).write_bytes(text + b"\n")
     except OSError as error:
         raise UsageError(f"costs {path}: {error.strerror}") from error
