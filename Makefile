@@ -38,7 +38,7 @@ test: $(READY) ## all tests; make test ARGS="tests/conformance -k rate" for some
 
 fuzz: $(READY) ## 10,000 random endings of handlers on each engine (a while), random texts and cron lines; FUZZ_SEED=7 repeats one, FUZZ_ENDINGS=50000 for more
 	FUZZ_ENDINGS=$${FUZZ_ENDINGS:-10000} $(BIN)/python -m pytest -s -p no:xdist tests/poison $(ARGS)
-	HYPOTHESIS_PROFILE=default $(BIN)/python -m pytest tests/unit/test_safetext.py tests/schedules/test_times.py
+	HYPOTHESIS_PROFILE=default $(BIN)/python -m pytest tests/unit/test_printable.py tests/schedules/test_times.py
 
 fuzz-gateway: $(READY) ## 100,000 random requests to the HTTP API, and 100 for each operation by its schema; FUZZ_SEED=7 repeats some
 	GATEWAY_FUZZ=$${GATEWAY_FUZZ:-100000} $(BIN)/python -m pytest -s -p no:xdist --timeout 3600 tests/gateway/test_load.py -k random $(ARGS)

@@ -173,7 +173,7 @@ def test_a_file_that_was_replaced(path: Path, opened: Callable[..., FullEngine])
     ):
         put(engine)
     with pytest.raises(
-        EngineCorrupt, match=r"the .*q\.db-wal beside it was left by another file.*move .*q\.db-wal"
+        EngineCorrupt, match=r"the .*q\.db-wal next to it belongs to another file.*move"
     ):
         opened(path)
     engine.close()

@@ -326,7 +326,7 @@ def test_banner_and_last_line(tmp_path: Path) -> None:
         "handlers: push.* (push)",
         "tasks: add",
         "schedules: nightly (next at ",
-        "5 at once",
+        "concurrency 5",
         "stop with Ctrl-C or SIGTERM",
     ):
         assert expected in text

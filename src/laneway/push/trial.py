@@ -146,7 +146,11 @@ def _result(answer: Answer, headers: list[bytes], topic: str, record: Record) ->
         text=(verdict.text or f"HTTP {answer.status}") + (_still(topic, record) if ok else ""),
         status=answer.status,
         error=answer.error,
-        milliseconds=dict(zip(names, answer.milliseconds, strict=False)),
+        milliseconds={
+            name: each
+            for name, each in zip(names, answer.milliseconds, strict=False)
+            if answer.status or name != "answered"
+        },
         headers=kept,
         body=content,
         request_headers=dict(shown(headers, record)),

@@ -74,8 +74,8 @@ class Inspect:
 def unsupported(what: str) -> UsageError:
     """The error for a command of Celery's control that does not exist here."""
     return UsageError(
-        f"{what} is not supported; use `laneway workers`, `laneway topics`, `laneway stacks` and"
-        " `laneway explain`, or run Celery itself on Laneway: laneway.contrib.kombu"
+        f"{what} is not supported; use `laneway workers`, `ping`, `topics`, `stacks` and `explain`,"
+        " or run Celery itself on Laneway: laneway.contrib.kombu"
     )
 
 
