@@ -357,7 +357,7 @@ def test_bench_of_the_repository(laneway: Command) -> None:
     In the repository a benchmark can be named; a name that does not exist, or names together with a
     measurement of costs, are refused.
     """
-    assert "available: " in laneway("bench", "nothing", code=2).stderr
+    assert "there are: " in laneway("bench", "nothing", code=2).stderr
     assert "rates" in laneway("bench", "nothing", code=2).stderr
     assert "take no names" in laneway("bench", "rates", "--json", code=2).stderr
 
