@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging.handlers
 import os
 import re
 import subprocess
@@ -128,6 +129,19 @@ def test_flasks_command(flask_shop: Any, folder: Path) -> None:
 # ASGI
 
 
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Litestar configures the logging of the process, which then writes to a captured stream."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    for handler in root.handlers[:]:
+        if isinstance(handler, logging.handlers.QueueHandler):
+            root.removeHandler(handler)
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("own_logging")
 @pytest.mark.parametrize("name", ["FastAPI(", "Litestar("])
 def test_lifespan_and_dependency(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
