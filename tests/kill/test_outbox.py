@@ -106,6 +106,7 @@ def test_each_effect_once(tmp_path: Path, kind: str) -> None:
         prepare(database)
         app = stack.enter_context(Laneway(store))
         app.policy("*", lease=2, retries=1_000_000)
+        assert app.engine.overview().waiting == 0  # opens the store, which then has the policy
         source = OutboxSource(database, "default")
         stack.callback(source.close)
         alive: list[tuple[str, subprocess.Popen[bytes]]] = []
