@@ -225,6 +225,7 @@ def test_a_reserve_that_is_changed_acts_on_running_workers(app: Laneway, long: L
         until(lambda: len(long.running) == 8)
         app.publish("code.1")
         until(lambda: "code.1" in long.running)
+        long.end.set()
 
 
 def test_a_worker_that_stops_releases_what_has_reserved_slots(url: str, long: Long) -> None:

@@ -402,10 +402,10 @@ class Sender:
         to fail again.
         """
         seconds = age = self._age(host)
-        if host.failures:
-            seconds = resolver.LOOKUP_SECONDS - age
-        elif age >= AGAIN_SECONDS:
-            host.is_slow, seconds = True, max(SLOW_NAME_SECONDS, age)
+        if age >= AGAIN_SECONDS:
+            host.is_slow = True
+            left = resolver.LOOKUP_SECONDS - age
+            seconds = left if host.failures else max(SLOW_NAME_SECONDS, age)
         text = f"the address of {host.name} is being looked up"
         self._back_off(unit, target, text, breaker.jittered(max(AGAIN_SECONDS, seconds)))
 
