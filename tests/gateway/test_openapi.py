@@ -35,7 +35,7 @@ RELATIONS = re.compile(
     "|page|expected a rate, a concurrency or both|expected one of every"
     "|is no time zone|expected max_priority|expected tier to be one of|no policy has the pattern"
     "|give url=|expected settings of the endpoint|certificate in PEM|takes a topic|at most 60 days"
-    "|expected a period|--concurrency|to be later than from"
+    "|expected a period|--concurrency|must be after"
 )
 """
 Why a request that fits its schema may be refused: for what two of its fields, or the store, say

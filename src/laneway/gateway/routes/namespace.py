@@ -50,7 +50,9 @@ def show_history(call: Call) -> HistoryAnswer:
     from_us = past_us("from", query.from_, now_us)
     to_us = now_us if query.to is None else past_us("to", query.to, now_us)
     if to_us <= from_us:
-        raise Problem("bad-request", "query: expected to to be later than from", pointer="#/to")
+        raise Problem(
+            "bad-request", f'query: "to" must be after "from" ({query.from_})', pointer="#/to"
+        )
     found = figures.read(
         engine,
         last=(now_us - from_us) / SECOND,
