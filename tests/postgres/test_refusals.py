@@ -18,8 +18,9 @@ import pytest
 from laneway.engines.base import FullEngine, LogEntry
 from laneway.engines.postgres.address import schema_of
 from laneway.engines.postgres.pipeline import Pipeline, Ticket
+from laneway.engines.postgres.store import LAYOUT
 from laneway.errors import EngineUnavailable, SchemaMismatch
-from laneway.message import Draft
+from laneway.message import Draft, Settlement
 from laneway.testing.postgres_server import PostgresServer
 from tests.postgres.conftest import drain, some, store_of
 
@@ -89,6 +90,30 @@ def test_another_layout(server: PostgresServer, opened: Opened) -> None:
     server.execute(f'UPDATE "{schema_of(namespace)}".layout SET version = 99')
     with pytest.raises(SchemaMismatch, match="layout 99"):
         opened(server.url, namespace=namespace)
+
+
+def test_program_of_an_older_version_beside_a_newer_one(
+    server: PostgresServer, opened: Opened
+) -> None:
+    """It changes nothing in a schema that was upgraded while it had it open."""
+    old = opened(server.url)
+    old.put(some(2))
+    (lease,) = old.lease(1).leases
+    schema = schema_of(old.namespace)  # type: ignore[attr-defined]
+    server.execute(f'INSERT INTO "{schema}".layout VALUES ({LAYOUT + 1})')
+    calls: list[Callable[[], object]] = [
+        lambda: old.put(some(1)),
+        lambda: old.put(some(3)),
+        lambda: old.lease(1),
+        lambda: old.settle([Settlement(lease.handle, lease.fence)]),
+        lambda: old.policy_set("code", "a", {"rate": 1}),
+        lambda: old.delivery_log_append([LogEntry("t", 1, b"x")], keep_us=1, max_bytes=1),
+    ]
+    for call in calls:
+        with pytest.raises(SchemaMismatch, match="nothing was changed: upgrade Laneway"):
+            call()
+    counts = f'SELECT waiting, leased FROM "{schema}".shard ORDER BY epoch DESC LIMIT 1'
+    assert server.execute(counts) == [(1, 1)]
 
 
 def test_a_user_with_the_rights_that_the_docs_list(server: PostgresServer, opened: Opened) -> None:

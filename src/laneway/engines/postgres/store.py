@@ -332,10 +332,14 @@ class Store:
                 f"{self.name}: there is no such schema; check the URL and the namespace, or start"
                 " a program that publishes to it"
             )
+        self._check_layout(version)
+
+    def _check_layout(self, version: int) -> None:
+        # In each transaction that writes: another program may have upgraded the tables.
         if version != LAYOUT:
             raise SchemaMismatch(
                 f"{self.name}: the tables have layout {version}, this Laneway knows layout"
-                f" {LAYOUT}; upgrade Laneway"
+                f" {LAYOUT}; nothing was changed: upgrade Laneway and start this program again"
             )
 
     def _layout(self, connection: psycopg.Connection[Any]) -> int | None:
@@ -427,7 +431,7 @@ class Store:
                 if durable and self._durability != "memory" and not connection.is_pooled:
                     self._flusher.prepare()
                 begin = (_BEGIN, *self._before[durable], self._lock_text)
-                connection.begin(begin, reads, changes_queue=changes_queue)
+                self._check_layout(connection.begin(begin, reads, changes_queue=changes_queue))
             except psycopg.Error as error:
                 self._roll_back(connection, error)
                 if isinstance(error, psycopg.errors.LockNotAvailable):

@@ -148,8 +148,9 @@ SELECT facts, started_us, beat_us, dead_us FROM workers
  ORDER BY id LIMIT ?4;
 
 -- name: turn_read
--- The turn, and the server's time in microseconds.
-SELECT last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::int8 FROM turn;
+-- The turn, the server's time in microseconds, and the layout of the tables.
+SELECT last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
+       (SELECT max(version) FROM layout) FROM turn;
 
 -- name: turn_next
 SELECT nextval('turn');
