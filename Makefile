@@ -10,7 +10,7 @@ ARGS ?=
 ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz fuzz-gateway histories fairness simulate conformance test-kills test-elections lint fmt bench soak scale bench-smoke docs docs-pages docs-check clients ci image-lock clean
+.PHONY: help setup demo test fuzz fuzz-gateway histories fairness simulate conformance test-kills test-elections lint fmt bench soak soak-celery scale bench-smoke docs docs-pages docs-check clients ci image-lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -83,6 +83,9 @@ bench: $(READY) ## measure every published figure, beside the peers (a while); E
 
 soak: $(READY) ## an hour at half the highest rate: does anything grow? ENGINE=valkey, ARGS="--minutes 10"
 	$(BIN)/python -m bench.soak --engine $(ENGINE) $(ARGS)
+
+soak-celery: $(READY) ## an hour of Celery, with killed workers and a restarted server: is a task lost? ARGS="--minutes 15 --store sqlite"
+	$(BIN)/python -m tests.contrib.celery_soak $(ARGS)
 
 scale: $(READY) ## long runs (days): 10^8 topics over a lifetime, 10^8 messages that wait in SQLite, 10^7 in PostgreSQL; TOPICS=1e6 MESSAGES=1e6 SERVER_MESSAGES=1e5 for less
 	$(BIN)/python -m bench.lifetime --topics $${TOPICS:-1e8} $(ARGS)

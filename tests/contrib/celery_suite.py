@@ -27,8 +27,10 @@ class _Url(str):
 
     __slots__ = ()
 
-    def startswith(self, prefix: str, *bounds: int) -> bool:  # type: ignore[override]
-        return super().startswith((prefix, f"laneway+{prefix}"), *bounds)
+    def startswith(  # type: ignore[override]
+        self, prefix: str | tuple[str, ...], *bounds: int
+    ) -> bool:
+        return self.removeprefix("laneway+").startswith(prefix, *bounds)
 
 
 def pytest_collection_modifyitems() -> None:

@@ -1,9 +1,10 @@
 """
-Programs around Celery with this transport, as they are: `python -m tests.contrib.celery_programs`.
+Programs around Celery with this transport, as they are:
+`python -m tests.contrib.celery_programs valkey` (or `sqlite`, `postgres`: the store of the queues).
 
 Install celery-once, celery-singleton, celery-redbeat, django-celery-beat, django-celery-results and
 flower first. Prints a line for each of them, and exits with 1 if one does not work. Locks and
-redbeat's schedules are in a Valkey server of its own, as are the queues.
+redbeat's schedules are always in a Valkey server.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from laneway.testing.postgres_server import PostgresServer
 from laneway.testing.servers import Server, free_port
 
 SECONDS = 60
@@ -124,11 +126,16 @@ def with_django() -> None:
 
 def main() -> int:
     """Run them all."""
-    with Server() as server, tempfile.TemporaryDirectory() as folder:
-        redis = server.url.replace("valkey://", "redis://")
+    kind = sys.argv[1] if len(sys.argv) > 1 else "valkey"
+    with ExitStack() as stack:
+        server = stack.enter_context(Server())
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        store = {"valkey": server.url, "sqlite": f"sqlite:///{folder}/jobs.db"}
+        if kind == "postgres":
+            store[kind] = stack.enter_context(PostgresServer()).url
         os.environ.update(
-            REDIS=redis,
-            BROKER=f"laneway+{redis}",
+            REDIS=server.url.replace("valkey://", "redis://"),
+            BROKER=f"laneway+{store[kind]}",
             NOTES=f"{folder}/notes",
             DATABASE=f"{folder}/site.db",
             DJANGO_SETTINGS_MODULE=f"{FOLDER}.settings",

@@ -67,6 +67,34 @@ def test_results_expire(app: Celery) -> None:
     backend.expire("a", 60)
 
 
+def test_failed_results_expire_separately(app: Celery) -> None:
+    """`result_failure_expires` holds for failed tasks, and `result_expires` for all others."""
+    app.conf.result_failure_expires = 60
+    app.conf.result_expires = 0.01
+    app.backend.store_result("a", 1, states.SUCCESS)
+    app.backend.store_result("b", ValueError("bad"), states.FAILURE)
+    until(lambda: app.backend.get("celery-task-meta-a") is None, "the result has expired")
+    assert app.backend.get_state("b") == states.FAILURE
+
+
+def test_results_are_compressed(app: Celery) -> None:
+    """`result_compression` holds for what the store keeps."""
+    app.conf.result_compression = "gzip"
+    app.backend.store_result("a", "long" * 1000, states.SUCCESS)
+    stored = app.backend.get("celery-task-meta-a")
+    assert stored is not None
+    assert len(stored) < 1000
+    assert app.AsyncResult("a").get(timeout=30) == "long" * 1000
+
+
+def test_some_states_of_many(app: Celery) -> None:
+    """`get_many` yields results whose state the caller asks for."""
+    app.backend.store_result("a", 1, states.SUCCESS)
+    app.backend.store_result("b", ValueError("bad"), states.FAILURE)
+    found = app.backend.get_many(["a", "b"], max_iterations=1, READY_STATES={states.SUCCESS})
+    assert [task_id for task_id, _ in found] == ["a"]
+
+
 def test_get_waits(app: Celery) -> None:
     """`get` returns when the result is stored, not at the next look; and ends after a timeout."""
     with pytest.raises(CeleryTimeoutError):

@@ -25,7 +25,7 @@ from laneway.contrib.kombu.apps import PREFIX, app_of
 from laneway.policy import CONTROL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from laneway.admin.values import Values
 
@@ -60,6 +60,8 @@ class Backend(KeyValueStoreBackend):
 
     supports_autoexpire = True
     supports_native_join = True
+    supports_result_compression = True
+    supports_failure_expires = True
     implements_incr = True
     persistent = True
 
@@ -68,6 +70,8 @@ class Backend(KeyValueStoreBackend):
     ) -> None:
         super().__init__(app=app, url=url, expires=expires, **options)
         self._store = url or ""
+        failed = self.app.conf.get("result_failure_expires")
+        self._failure_expires = self.expires if failed is None else self.prepare_expires(failed)
 
     @property
     def _values(self) -> Values:
@@ -95,6 +99,11 @@ class Backend(KeyValueStoreBackend):
     def set(self, key: bytes | str, value: bytes | str) -> None:
         """Store a value."""
         self._values.put(name_of(key), value, ttl=self.expires or FOREVER_SECONDS)
+
+    def _set_with_state(self, key: bytes | str, value: bytes | str, state: str) -> None:
+        """Store the result of a task; that of a failed one for `result_failure_expires`."""
+        expires = self._failure_expires if state == states.FAILURE else self.expires
+        self._values.put(name_of(key), value, ttl=expires or FOREVER_SECONDS)
 
     def delete(self, key: bytes | str) -> None:
         """Delete a key."""
@@ -229,7 +238,7 @@ class Backend(KeyValueStoreBackend):
         on_message: Callable[[Any], object] | None = None,
         on_interval: Callable[[], object] | None = None,
         max_iterations: int | None = None,
-        **_: object,
+        READY_STATES: Collection[str] = states.READY_STATES,  # noqa: N803  # Celery's name
     ) -> Iterator[tuple[str, Any]]:
         """
         Yield results as they are stored. Raises Celery's TimeoutError.
@@ -250,7 +259,7 @@ class Backend(KeyValueStoreBackend):
             stored = self.mget(keys.values())
             for task_id, value in zip(keys, stored, strict=True):
                 meta = None if value is None else self.decode_result(value)
-                if meta is not None and meta["status"] in states.READY_STATES:
+                if meta is not None and meta["status"] in READY_STATES:
                     del missing[task_id]
                     self._cache[task_id] = meta
                     if on_message is not None:
