@@ -10,7 +10,7 @@ ARGS ?=
 ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz fuzz-gateway histories fairness simulate conformance test-kills test-elections lint fmt bench soak soak-celery scale bench-smoke docs docs-pages docs-check clients ci image-lock clean
+.PHONY: help setup demo test fuzz fuzz-gateway histories fairness simulate conformance test-kills test-elections lint fmt bench soak soak-celery scale bench-smoke docs docs-pages docs-check client-typescript clients ci image-lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -111,10 +111,12 @@ docs-check: $(READY) ## fail on stale generated pages and broken links
 	$(BIN)/python -m docs_tools.generate --check
 	$(BIN)/python -m docs_tools.check
 
-clients: $(READY) ## generate clients/ from the API's description, with npm and Java
+client-typescript: ## generate clients/typescript from the API's description, with npm
 	npm install --prefix clients/typescript --no-package-lock --no-audit --no-fund --loglevel=error
 	npm run --prefix clients/typescript generate
 	npm run --prefix clients/typescript build
+
+clients: $(READY) client-typescript ## generate clients/ from the API's description, with npm and Java
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check openapi-generator-cli==7.26.0
 	$(BIN)/openapi-generator-cli generate -g go -i docs/reference/openapi.json -o clients/go/laneway --additional-properties=packageName=laneway,withGoMod=false --global-property=apiTests=false,modelTests=false,apiDocs=false,modelDocs=false
 

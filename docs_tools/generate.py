@@ -457,6 +457,8 @@ def route_text(route: Route) -> str:
     lines += struct_text("Parameters", route.query)
     lines += struct_text("Body", route.reads)
     lines += struct_text(f"Answer ({route.status})", route.answer)
+    for name, kind in route.events.items():
+        lines += struct_text(f"Event `{name}`", kind)
     return "\n".join(lines)
 
 

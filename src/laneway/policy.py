@@ -790,8 +790,8 @@ def _check_name(name: str) -> str:
         )
     if len(name) > MAX_TOPIC_BYTES or len(name.encode(errors="replace")) > MAX_TOPIC_BYTES:
         raise BadMessage(
-            f"topic {name[:40]!r}…: the name has {len(name)} characters, at most {MAX_TOPIC_BYTES}"
-            " bytes are allowed"
+            f"topic {name[:40]!r}…: the name has {len(name.encode(errors='replace')):,} bytes in"
+            f" UTF-8, at most {MAX_TOPIC_BYTES} are allowed"
         )
     try:
         name.encode()

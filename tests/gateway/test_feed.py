@@ -52,6 +52,7 @@ def test_history(api: Api, app: Laneway) -> None:
     assert api("GET", "/v1/history?from=2h&step=1m").json["step"] == 60.0
     now = time.time()
     assert api("GET", f"/v1/history?from={now - 7200:.0f}&to={now - 3600:.0f}").json["rows"] == []
+    assert api("GET", f"/v1/history?to={now - 7200:.0f}").json["rows"] == []  # from an hour before
     for query in ("from=soon", "from=1h&to=2h", "step=7s", "from=90d", "pattern=a", "tier=none"):
         api.problem("GET", f"/v1/history?{query}")
     assert "no policy has the pattern" in api.problem("GET", "/v1/history?pattern=x.*")["detail"]

@@ -101,7 +101,7 @@ def test_everything_is_described() -> None:
     assert document["servers"]
     structs: dict[str, Any] = {}
     for route in ROUTES:
-        for kind in (route.reads, route.answer, route.query):
+        for kind in (route.reads, route.answer, route.query, *route.events.values()):
             openapi.collect(kind, structs)
     openapi.collect(ProblemBody, structs)
     openapi.collect(LineAnswer, structs)
@@ -269,3 +269,14 @@ def test_schemas_of_answers(api: Api) -> None:
     """What the gateway answers has the fields of its schema."""
     properties = openapi.document(ROUTES)["components"]["schemas"]["TopicDetails"]["properties"]
     assert api("GET", "/v1/topics/a").json.keys() == properties.keys()
+
+
+def test_event_streams() -> None:
+    """A stream's answer lists its events: their name, and the schema of their JSON."""
+    schemas = openapi.document(ROUTES)["components"]["schemas"]
+    for route in ROUTES:
+        assert bool(route.events) == (route.answer_type == "text/event-stream"), route.path
+        for name, kind in route.events.items():
+            event = schemas[f"Streamed{name.title()}"]["properties"]
+            assert event["event"]["const"] == name
+            assert event["data"]["$ref"] == f"#/components/schemas/{kind.__name__}"

@@ -42,9 +42,12 @@ NUMBERS = {"integer": "int64", "number": "double"}
 TEXT_VALUE = {"type": "string", "minLength": 1}
 
 PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "topic": ("Name of the topic; `/` is `%2F`.", {"type": "string", **TOPIC}),
+    "topic": (
+        "Name of the topic, at most 255 bytes in UTF-8; `/` is `%2F`.",
+        {"type": "string", **TOPIC},
+    ),
     "pattern": (
-        "Name of a topic, or a dotted prefix with `*` at its end.",
+        "Name of a topic, or a dotted prefix with `*` at its end; at most 255 bytes in UTF-8.",
         {"type": "string", **PATTERN},
     ),
     "id": ("Its id.", {"type": "string", **ID}),
@@ -177,7 +180,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     types = [
         kind
         for route in routes
-        for kind in (route.reads, route.answer, route.query)
+        for kind in (route.reads, route.answer, route.query, *route.events.values())
         if kind is not None
     ]
     types += [ProblemBody, TopicMessageBody, LineAnswer]
@@ -209,7 +212,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         "tags": [{"name": name, "description": text} for name, text in TAG_TEXTS.items()],
         "paths": _with_formats(paths),
         "components": {
-            "schemas": _with_formats(dict(sorted({**kept, **COMPONENTS}.items()))),
+            "schemas": _with_formats(
+                dict(sorted({**kept, **COMPONENTS, **_events(routes)}.items()))
+            ),
             "securitySchemes": {
                 "token": {
                     "type": "http",
@@ -223,6 +228,28 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 # Schemas
+
+
+def _event(name: str) -> str:
+    return f"Streamed{name.title()}"
+
+
+def _events(routes: Iterable[Route]) -> dict[str, Any]:
+    """The components of server-sent events: their name, and their JSON."""
+    return {
+        _event(name): {
+            "title": _event(name),
+            "description": f"A server-sent event `{name}`; its `data` is JSON.",
+            "type": "object",
+            "properties": {
+                "event": {"description": "Name of the event.", "const": name},
+                "data": {**known_reference(kind), "description": f"The {name}."},
+            },
+            "required": ["event", "data"],
+        }
+        for route in routes
+        for name, kind in route.events.items()
+    }
 
 
 def _reached(components: dict[str, Any], schemas: list[Any]) -> set[str]:
@@ -396,6 +423,8 @@ def _answer(
 ) -> dict[str, Any]:
     content: dict[str, Any] = {}
     schema = known[id(route.answer)] if route.answer is not None else {"type": "string"}
+    if route.events:
+        schema = {"anyOf": [{"$ref": REFERENCE.format(name=_event(each))} for each in route.events]}
     content[route.answer_type] = {"schema": schema}
     if route.takes_lines:
         content[LINES] = {"schema": known_reference(LineAnswer)}

@@ -54,6 +54,7 @@ from laneway.gateway.schema import (
     AuditQuery,
     BackOffBody,
     CancelAnswer,
+    ChangeEvent,
     ConfirmBody,
     ConsumerQuery,
     CountAnswer,
@@ -64,13 +65,16 @@ from laneway.gateway.schema import (
     DeadLettersAnswer,
     DeadLettersQuery,
     DeadMessageQuery,
+    DeliveryAnswer,
     DryRunQuery,
+    EndpointEvent,
     ExplainAnswer,
     ExplainTopicAnswer,
     GateAnswer,
     GateBody,
     GatesAnswer,
     HealthAnswer,
+    HeldEvent,
     HistoryAnswer,
     HistoryQuery,
     JobAnswer,
@@ -86,6 +90,7 @@ from laneway.gateway.schema import (
     LogoutAnswer,
     LookupAnswer,
     LookupBody,
+    LostEvent,
     MessageActionAnswer,
     MessageAnswer,
     MessageBody,
@@ -189,6 +194,7 @@ ROUTES: tuple[Route, ...] = (
         streaming.stream,
         query=StreamQuery,
         answer_type="text/event-stream",
+        events={"delivery": DeliveryAnswer},
     ),
     # Topics and messages
     Route(
@@ -424,6 +430,12 @@ ROUTES: tuple[Route, ...] = (
         "read",
         events.stream_events,
         answer_type="text/event-stream",
+        events={
+            "overview": OverviewAnswer,
+            "operation": OperationAnswer,
+            "endpoint": EndpointEvent,
+            "change": ChangeEvent,
+        },
         is_whole=True,
     ),
     Route(
@@ -550,6 +562,7 @@ ROUTES: tuple[Route, ...] = (
         consumer_stream.stream,
         query=ConsumerQuery,
         answer_type="text/event-stream",
+        events={"held": HeldEvent, "delivery": DeliveryAnswer, "lost": LostEvent},
     ),
     # Endpoints
     Route(

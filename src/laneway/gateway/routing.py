@@ -34,6 +34,7 @@ class Route:
     - `query`: the type of the parameters. `answer`: the type of the answer. `status`: of a success;
       `other_statuses`: those of other successes, and of answers that look like them.
     - `takes_lines`: the body may also be lines (NDJSON). `answer_type`: the answer's media type.
+    - `events`: the events of a stream, by name: the type of their JSON.
     - `is_page`: a part of pages for people, made by `extension.page`: no part of the API's
       description. `form`: the type of a form's fields, for such a POST.
     """
@@ -43,6 +44,7 @@ class Route:
         "answer_type",
         "body",
         "body_type",
+        "events",
         "form",
         "handler",
         "is_async",
@@ -79,6 +81,7 @@ class Route:
         other_statuses: tuple[int, ...] = (),
         takes_lines: bool = False,
         answer_type: str = "application/json",
+        events: Mapping[str, type] | None = None,
         is_page: bool = False,
         form: type[msgspec.Struct] | None = None,
     ) -> None:
@@ -98,6 +101,7 @@ class Route:
         self.other_statuses = other_statuses
         self.takes_lines = takes_lines
         self.answer_type = answer_type
+        self.events = events or {}
         self.is_page = is_page
         self.form = form
         self.parameters = [name[1:-1] for name in path.split("/") if name.startswith("{")]

@@ -1064,9 +1064,9 @@ class DeadGroupsQuery(_Body):
 
 
 class HistoryQuery(_Body, rename={"from_": "from"}):
-    """Which part of the history; by default the last hour."""
+    """Which part of the history; by default an hour, until now."""
 
-    from_: str = "1h"
+    from_: str | None = None
     to: str | None = None
     step: str | None = None
     pattern: str = "*"

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from laneway.history.figures import HistoryRow
     from laneway.working.commands import WorkerCommand
 
+DEFAULT_US = 3600 * SECOND
+"""How much of the history is shown unless `from` is given."""
+
 
 def overview(call: Call) -> OverviewAnswer:
     """Show the totals of the namespace. The cost does not depend on the number of topics."""
@@ -47,8 +50,8 @@ def show_history(call: Call) -> HistoryAnswer:
     query: HistoryQuery = call.query
     engine = call.engine
     now_us = engine.time_us()
-    from_us = past_us("from", query.from_, now_us)
     to_us = now_us if query.to is None else past_us("to", query.to, now_us)
+    from_us = to_us - DEFAULT_US if query.from_ is None else past_us("from", query.from_, now_us)
     if to_us <= from_us:
         raise Problem(
             "bad-request", f'query: "to" must be after "from" ({query.from_})', pointer="#/to"
