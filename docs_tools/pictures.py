@@ -33,6 +33,7 @@ import uvicorn
 
 from docs_tools import pictures_hostile
 from laneway import Laneway, Message, chain, chord, group
+from laneway.admin import audit_log
 from laneway.engines.base import (
     WAIT_BOUNDS_US,
     LogEntry,
@@ -42,7 +43,7 @@ from laneway.engines.base import (
 )
 from laneway.engines.shared.doctor import finding
 from laneway.errors import EngineUnavailable
-from laneway.gateway import audit, operations
+from laneway.gateway import operations
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.dashboard.view import Link
 from laneway.gateway.gateway import Gateway
@@ -349,7 +350,7 @@ def _audit(app: Laneway) -> None:
             ("deploy", "POST", "/v1/dead/redrive", {"topic": "push.m007", "rate": "10/s"}),
         )
     ):
-        change = audit.Change(
+        change = audit_log.Change(
             who=who,
             address="10.0.0.7",
             method=method,
@@ -359,7 +360,7 @@ def _audit(app: Laneway) -> None:
             pattern="push.*" if method == "PATCH" else None,
             undo={"rate": "20/s"} if method == "PATCH" else None,
         )
-        audit.append(app.engine, change)
+        audit_log.append(app.engine, change)
 
 
 def _doctor(engine) -> None:

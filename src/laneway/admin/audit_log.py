@@ -1,9 +1,11 @@
-"""Where the gateway keeps its audit log in the store, and who changed a policy last."""
+"""The audit log of the store: each change by an operator, with who made it and from where."""
 
 from __future__ import annotations
 
+import logging
+import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,6 +13,8 @@ from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from laneway.engines.base import Records
+
+log = logging.getLogger("laneway.audit")
 
 MAX_DIGITS = 12
 """Most digits of a change's number."""
@@ -21,16 +25,52 @@ HEAD = "audit head"
 SEARCHED = 100
 """The newest changes among which the one of a policy is looked for."""
 
+KEPT = 10_000
+"""Changes that are kept."""
 
-class _Change(msgspec.Struct):
-    """What is read of a change, see `laneway.gateway.audit.Change`."""
+KEPT_US = 90 * 86_400 * 1_000_000
+"""How long a change is shown, in microseconds."""
+
+MAX_REQUEST = 4_000
+"""Most bytes of a request's body that are kept."""
+
+
+class Change(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """
+    One change. `address`: where it came from: an address, or "command line". `token`: the id of
+    the token. `method`, `path`: of the request; of a command, "laneway" and its name. `request`:
+    the JSON that was sent, or the command's options. `pattern`, `undo`: of a policy, and its fields
+    before.
+    """
 
     at_us: int
     who: str
+    token: str | None = None
+    address: str = ""
+    method: str
+    path: str
+    request: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
     pattern: str | None = None
+    undo: dict[str, Any] | None = None
 
 
-_decode = msgspec.json.Decoder(_Change).decode
+_decode = msgspec.json.Decoder(Change).decode
+_write = msgspec.json.Encoder().encode
+
+
+def _read(record: bytes) -> Change:
+    """The change. One that cannot be read is shown as such: it must not hide the others."""
+    try:
+        return _decode(record)
+    except msgspec.DecodeError as error:
+        shown = f"the record cannot be read ({error}): {record[:MAX_REQUEST]!r}"
+        return Change(
+            at_us=time.time_ns() // 1000,
+            who="?",
+            method="?",
+            path="?",
+            request=msgspec.Raw(_write(shown)),
+        )
 
 
 def name_of(number: int) -> str:
@@ -44,15 +84,57 @@ def newest_number(engine: Records) -> int:
     return 0 if stored is None else int(stored)
 
 
+def append(engine: Records, change: Change) -> None:
+    """Store a change. An error is logged: what was changed stays changed."""
+    try:
+        number = _append(engine, _write(change))
+        (old,) = engine.record_read("audit", [name_of(number - KEPT)])
+        if old is not None:
+            engine.record_swap("audit", name_of(number - KEPT), old, None)
+    except Exception:
+        log.exception(
+            "audit: %s %s by %s could not be stored", change.method, change.path, change.who
+        )
+
+
+def _append(engine: Records, record: bytes) -> int:
+    number = newest_number(engine) + 1
+    while not engine.record_swap("audit", name_of(number), None, record):
+        number += 1
+    while (head := newest_number(engine)) < number:
+        before = None if head == 0 else b"%d" % head
+        engine.record_swap("gateway", HEAD, before, b"%d" % number)
+    return number
+
+
+def newest(
+    engine: Records, limit: int, before: int | None, after: int = 0
+) -> list[tuple[int, Change]]:
+    """The (number, change) pairs between the two numbers, the newest first."""
+    last = newest_number(engine) if before is None else before - 1
+    numbers = range(last, max(after, last - limit), -1)
+    oldest_us = time.time_ns() // 1000 - KEPT_US
+    return [
+        (number, change)
+        for number, record in zip(
+            numbers, engine.record_read("audit", [name_of(each) for each in numbers]), strict=True
+        )
+        if record is not None and (change := _read(record)).at_us >= oldest_us
+    ]
+
+
+def find(engine: Records, number: int) -> Change | None:
+    """The change with a number."""
+    (record,) = engine.record_read("audit", [name_of(number)])
+    return None if record is None else _read(record)
+
+
 def last_change(engine: Records, pattern: str) -> str:
     """Who changed the policy of a pattern or topic last, and when; "" if that is not known."""
     last = newest_number(engine)
     names = [name_of(number) for number in range(last, max(0, last - SEARCHED), -1)]
     for record in engine.record_read("audit", names) if names else ():
-        try:
-            change = _decode(record) if record is not None else None
-        except msgspec.DecodeError:
-            continue
+        change = None if record is None else _read(record)
         if change is not None and change.pattern == pattern:
             at = datetime.fromtimestamp(change.at_us / SECOND, UTC)
             return f"{change.who} at {at:%Y-%m-%d %H:%M:%S}Z"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from laneway.engines.base import Admin, FullEngine
+    from laneway.policy import Layers
     from laneway.runtime.runtime import Application
 
 _Row = TypeVar("_Row")
@@ -32,6 +33,18 @@ Difference = tuple[str, str, str, Any, Any]
 Layer (or "gate", "topic group"), pattern (or its name), field, value here, value there; None: not
 set.
 """
+
+
+def layers_of(engine: FullEngine, pattern: str) -> Layers:
+    """What each layer has set for exactly this pattern or topic."""
+    if is_pattern(pattern):
+        return engine.policies().layers(pattern)
+    return engine.policy_own(pattern)
+
+
+def operator_fields(engine: FullEngine, pattern: str) -> dict[str, Any]:
+    """What the operator has set for exactly this pattern or topic."""
+    return dict(layers_of(engine, pattern).get("operator", {}))
 
 
 def resume(engine: FullEngine, pattern: str) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from laneway import subscriptions, units
 from laneway.admin import forgetting
+from laneway.admin.policies import layers_of
 from laneway.awaitable import async_variant
 from laneway.cluster.consumer import Consumer
 from laneway.codec import MAX_ID_CHARACTERS
@@ -105,7 +106,7 @@ def subscribe(
     changed = changes(engine, pattern, name, settings)
     if forget_after is not None:
         forgetting.renew(runtime, pattern, name, forget_after)
-        layers = _layers(runtime.engine, pattern)
+        layers = layers_of(runtime.engine, pattern)
         for unused in forgetting.unused(runtime, pattern, layers):
             with contextlib.suppress(Refused):  # another process forgets it, too
                 remove(runtime.engine, pattern, unused)
@@ -170,7 +171,7 @@ def copy_waiting(engine: FullEngine, pattern: str, name: str, declare: Callable[
     field, key = subscriptions.field_of(name), subscriptions.topic_of(pattern, name)
     (record,) = engine.record_read(COPYING, [key])
     topics: list[str] = []
-    if record is not None or not _layers_with(_layers(engine, pattern), field):
+    if record is not None or not _layers_with(layers_of(engine, pattern), field):
         topics = [
             topic
             for topic in _topics_of(engine, pattern)
@@ -387,7 +388,7 @@ def remove(engine: FullEngine, pattern: str, name: str) -> int:
     """
     check_pattern(pattern)
     field = subscriptions.field_of(name)
-    declaring = _layers_with(_layers(engine, pattern), field)
+    declaring = _layers_with(layers_of(engine, pattern), field)
     key = subscriptions.topic_of(pattern, name)
     (record,) = engine.record_read(COPYING, [key])
     if record is not None:  # perhaps of a call that ended before it declared the subscription
@@ -423,11 +424,7 @@ def count_held(engine: FullEngine, pattern: str, name: str) -> int:
 def _is_declared_by_others(engine: FullEngine, topic: str, pattern: str, field: str) -> bool:
     """Whether a topic would have a subscription without what this pattern declares."""
     others = {topic, *engine.policies().covering(topic)} - {pattern}
-    return any(_layers_with(_layers(engine, other), field) for other in others)
-
-
-def _layers(engine: FullEngine, pattern: str) -> Layers:
-    return engine.policies().layers(pattern) if is_pattern(pattern) else engine.policy_own(pattern)
+    return any(_layers_with(layers_of(engine, other), field) for other in others)
 
 
 def _layers_with(layers: Layers, field: str) -> list[str]:

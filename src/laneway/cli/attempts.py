@@ -94,8 +94,7 @@ def attempts(
 
     Of one topic, or of a pattern: then 10,000 attempts are searched for a page.
     """
-    with session.app() as app:
-        page = app.endpoints.attempts(pattern, **options)
+    page = session.app().endpoints.attempts(pattern, **options)
     if as_json:
         print_json(msgspec.to_builtins(page))
         return
@@ -163,12 +162,11 @@ def replay(
     has_range = options["since"] is not None or options["after"] or options["dry_run"]
     if not (message_ids or has_range):
         raise click.UsageError("expected the ids of messages, or --since")
-    with session.app() as app:
-        endpoint = app.endpoint(topic)
-        if message_ids:
-            _replay_ids(endpoint, message_ids, as_json=as_json)
-            return
-        result = endpoint.replay_many(**options)
+    endpoint = session.app().endpoint(topic)
+    if message_ids:
+        _replay_ids(endpoint, message_ids, as_json=as_json)
+        return
+    result = endpoint.replay_many(**options)
     if as_json:
         print_json(msgspec.to_builtins(result))
     else:

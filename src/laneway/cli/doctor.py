@@ -27,8 +27,8 @@ from laneway.printable import redacted, without_passwords
 @pass_session
 def doctor(session: Session, url: str | None, *, repair: bool, dump: bool, as_json: bool) -> None:
     """Check the store: the file or server, and that its counters and indexes agree."""
-    chosen = Session(url or session.url, session.namespace)
-    app = chosen.app()
+    session.url = url or session.url
+    app = session.app()
     checks = check_server(app.url)
     if not all(check.ok for check in checks):
         _print(checks, as_json=as_json or dump)

@@ -90,8 +90,7 @@ def set_(session: Session, /, topic: str, *, as_json: bool, **given: Any) -> Non
     A new endpoint gets a secret, which is printed once: give it to the receiver. It is stored
     encrypted by LANEWAY_SECRETS_KEY; `laneway endpoint key` prints a new key.
     """
-    with session.app(create=True) as app:
-        _print_endpoint(app.endpoint(topic, **_settings(given)), as_json=as_json)
+    _print_endpoint(session.app(create=True).endpoint(topic, **_settings(given)), as_json=as_json)
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
@@ -144,9 +143,8 @@ def load(session: Session, file: Any) -> None:
     Create or change an endpoint for each line of a file: JSON such as {"topic": "push.acme",
     "url": "https://acme.example/hooks"}. Prints a line of JSON with topic and secret for each.
     """
-    with session.app(create=True) as app:
-        for each in app.endpoints.set_many(_lines(file)):
-            print_json({"topic": each.topic, "secret": each.secret})
+    for each in session.app(create=True).endpoints.set_many(_lines(file)):
+        print_json({"topic": each.topic, "secret": each.secret})
 
 
 def _lines(file: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -167,8 +165,7 @@ def _lines(file: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 @pass_session
 def show(session: Session, topic: str, *, as_json: bool) -> None:
     """Show a topic's endpoint and its condition, without its secrets."""
-    with session.app() as app:
-        info = app.endpoint(topic).info()
+    info = session.app().endpoint(topic).info()
     if as_json:
         print_json(msgspec.to_builtins(info))
         return
@@ -201,8 +198,7 @@ def list_(
     session: Session, pattern: str, *, state: str | None, limit: int, after: str, as_json: bool
 ) -> None:
     """List endpoints by topic, with their condition."""
-    with session.app() as app:
-        rows = app.endpoints.list(pattern, limit=limit, after=after, state=state)
+    rows = session.app().endpoints.list(pattern, limit=limit, after=after, state=state)
     show_list(
         [msgspec.to_builtins(each) for each in rows] if as_json else rows,
         ("topic", "state", "url", "why"),
@@ -229,8 +225,7 @@ def test(session: Session, topic: str, *, as_json: bool) -> None:
 
     It goes past the topic's rate and breaker, but through the address guard; 6 a minute.
     """
-    with session.app() as app:
-        result = app.endpoint(topic).test()
+    result = session.app().endpoint(topic).test()
     if as_json:
         print_json(msgspec.to_builtins(result))
     else:
@@ -252,8 +247,7 @@ def test(session: Session, topic: str, *, as_json: bool) -> None:
 @pass_session
 def rotate(session: Session, topic: str, *, ed25519: bool) -> None:
     """Create a new secret, and print it once. The old one also signs for 24 hours."""
-    with session.app() as app:
-        say(app.endpoint(topic).rotate(ED25519 if ed25519 else None))
+    say(session.app().endpoint(topic).rotate(ED25519 if ed25519 else None))
 
 
 @endpoint.command("disable")
@@ -262,8 +256,7 @@ def rotate(session: Session, topic: str, *, ed25519: bool) -> None:
 @pass_session
 def disable(session: Session, topic: str, *, reason: str) -> None:
     """Send nothing more to an endpoint: its topic's messages wait."""
-    with session.app() as app:
-        app.endpoint(topic).disable(reason)
+    session.app().endpoint(topic).disable(reason)
     say(f"endpoint {topic} is disabled; its topic's messages wait")
 
 
@@ -275,9 +268,9 @@ def disable(session: Session, topic: str, *, reason: str) -> None:
 @pass_session
 def enable(session: Session, topic: str, *, now: bool) -> None:
     """Send to an endpoint again: one message as a probe, then the others."""
-    with session.app() as app:
-        app.endpoint(topic).enable(now=now)
-        is_paused = app.engine.policy_of(topic).paused
+    app = session.app()
+    app.endpoint(topic).enable(now=now)
+    is_paused = app.engine.policy_of(topic).paused
     resume = f"; the topic is paused: `laneway resume {shlex.quote(topic)}`" if is_paused else ""
     say(f"endpoint {topic} is enabled{resume}")
 
@@ -287,8 +280,7 @@ def enable(session: Session, topic: str, *, now: bool) -> None:
 @pass_session
 def remove(session: Session, topic: str) -> None:
     """Remove an endpoint. Its topic's messages stay, and wait."""
-    with session.app() as app:
-        was_there = app.endpoint(topic).remove()
+    was_there = session.app().endpoint(topic).remove()
     say(f"endpoint {topic} is removed" if was_there else f"endpoint {topic} did not exist")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from laneway.cli.changes import CHANGES, audited
 from laneway.cli.session import (
     REFUSED,
     USAGE,
@@ -91,8 +92,11 @@ namespace_option = click.option(
 )
 
 
-def with_store_options(command: click.Command) -> click.Command:
-    """Add --url and --namespace to a command, so that they work before and after its name."""
+def with_store_options(command: click.Command, name: str) -> click.Command:
+    """
+    Add --url and --namespace to a command, so that they work before and after its name, and keep it
+    in the audit log if it changes something.
+    """
     if not any(parameter.name == "store_url" for parameter in command.params):
         command.params += [
             click.Option(
@@ -108,9 +112,11 @@ def with_store_options(command: click.Command) -> click.Command:
                 callback=_set_namespace,
             ),
         ]
+        if name in CHANGES and command.callback is not None:
+            command.callback = audited(command.callback)
     if isinstance(command, click.Group):
         for each in command.commands.values():
-            with_store_options(each)
+            with_store_options(each, f"{name} {each.name}")
     return command
 
 
@@ -139,7 +145,7 @@ class Commands(click.Group):
         command: click.Command = getattr(
             importlib.import_module(f"laneway.cli.{module}"), cmd_name.replace("-", "_")
         )
-        return with_store_options(command)
+        return with_store_options(command, cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

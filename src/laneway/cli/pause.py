@@ -13,7 +13,7 @@ from laneway.cli.session import Session, pass_session, say
 @pass_session
 def pause(session: Session, pattern: str) -> None:
     """Stop delivery from the topics of PATTERN; they still accept messages."""
-    session.engine().policy_set("operator", pattern, {"paused": True})
+    session.engine_for(pattern).policy_set("operator", pattern, {"paused": True})
     say(f"{pattern} is paused: it accepts messages; deliver them with `laneway resume {pattern}`")
 
 
@@ -22,5 +22,5 @@ def pause(session: Session, pattern: str) -> None:
 @pass_session
 def resume(session: Session, pattern: str) -> None:
     """Deliver from the topics of PATTERN again."""
-    policies.resume(session.engine(), pattern)
+    policies.resume(session.engine_for(pattern), pattern)
     say(f"{pattern} is no longer paused")

@@ -198,7 +198,7 @@ def set_policy(
     fields.update(dict.fromkeys(unset))
     if not fields:
         raise click.UsageError("nothing to set; name a setting, like --rate 50/s")
-    now = session.engine(create=True).policy_set("operator", pattern, fields)
+    now = session.engine_for(pattern, create=True).policy_set("operator", pattern, fields)
     say(f"{pattern}: {settings_in_words(now) or 'nothing set'}")
 
 
@@ -215,7 +215,7 @@ def set_policy(
 def reset(session: Session, pattern: str, *, layer: Layer) -> None:
     """Remove the operator's policy of PATTERN; the code's holds again."""
     whose = "the operator" if layer == "operator" else "no program at run time"
-    engine = session.engine()
+    engine = session.engine_for(pattern) if layer == "operator" else session.engine()
     if not engine.policy_reset(layer, pattern):
         exit_with(
             f"policy {pattern}: {whose} has set {'nothing' if layer == 'operator' else 'anything'}"
@@ -232,11 +232,10 @@ def copy(session: Session, to_namespace: str) -> None:
     """
     Copy all policies and gates of this namespace (-n) to another, such as from sandbox to online.
     """
-    there = Session(session.url, to_namespace).app(create=True)
-    number = session.app().policies.copy(there)
-    say(
-        f"{counted(number, 'policy', 'policies')} copied from {session.namespace} to {to_namespace}"
-    )
+    here, source = session.app(), session.namespace
+    session.namespace = to_namespace
+    number = here.policies.copy(session.app(create=True))
+    say(f"{counted(number, 'policy', 'policies')} copied from {source} to {to_namespace}")
 
 
 @policy.command("diff", short_help="Compare with another namespace.")

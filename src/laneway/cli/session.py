@@ -25,11 +25,16 @@ REFUSED, USAGE, UNAVAILABLE, DEFECT = 1, 2, 3, 70
 
 
 class Session(msgspec.Struct):
-    """The store and the namespace that the options choose."""
+    """
+    The store and the namespace that the options choose. `opened`: the application of the store.
+    `before`: the pattern whose policy the command changes, and the operator's fields before.
+    """
 
     url: str | None
     namespace: str
     namespace_given: bool = False
+    opened: Laneway | None = None
+    before: tuple[str, dict[str, Any]] | None = None
 
     def __repr__(self) -> str:
         return without_passwords(msgspec.Struct.__repr__(self))  # the URL may contain one
@@ -42,12 +47,20 @@ class Session(msgspec.Struct):
         """
         from laneway import Laneway
 
-        app = Laneway(self.url, namespace=self.namespace, create=create)
+        self.opened = app = Laneway(self.url, namespace=self.namespace, create=create)
         click.get_current_context().call_on_close(app.close)
         return app
 
     def engine(self, *, create: bool = False) -> FullEngine:
         return self.app(create=create).engine
+
+    def engine_for(self, pattern: str, *, create: bool = False) -> FullEngine:
+        """The engine, for a change of the operator's policy of a pattern."""
+        from laneway.admin.policies import operator_fields
+
+        engine = self.engine(create=create)
+        self.before = pattern, operator_fields(engine, pattern)
+        return engine
 
 
 pass_session = click.make_pass_decorator(Session)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.admin.audit_log import Change
 from laneway.delivery import process_name
 from laneway.gateway.problems import Problem
 from laneway.policy import check_policy_pattern, check_topic
@@ -51,6 +53,24 @@ class Call(msgspec.Struct, frozen=True):
         pattern = check_policy_pattern(self.parameters["pattern"])
         self.caller.check_topic(pattern)
         return pattern
+
+    def change(self, content: bytes, undo: tuple[str, dict[str, Any]] | None = None) -> Change:
+        """
+        The change that it makes, now, for the audit log. `content`: its JSON. `undo`: as in
+        `Response`.
+        """
+        pattern, fields = undo or (None, None)
+        return Change(
+            at_us=time.time_ns() // 1000,
+            who=self.caller.name,
+            token=self.caller.token,
+            address=self.request.address,
+            method=self.request.method,
+            path=self.request.scope["path"][:1000],
+            request=msgspec.Raw(content),
+            pattern=pattern,
+            undo=fields,
+        )
 
     @property
     def shows_bodies(self) -> bool:

@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from laneway.gateway import audit, cors, pages, problems
+from laneway.admin import audit_log
+from laneway.gateway import cors, pages, problems
 from laneway.gateway.call import Call
 from laneway.gateway.extension import html, redirect
 from laneway.gateway.http import (
@@ -300,9 +301,9 @@ def run_blocking(route: Route, call: Call) -> Response:
 
 def _keep(call: Call, answer: Response) -> None:
     content = encode(call.body)
-    if len(content) > audit.MAX_REQUEST:
+    if len(content) > audit_log.MAX_REQUEST:
         content = b'"a request of %d bytes"' % len(content)
-    audit.append(call.engine, audit.change_of(call.caller, call.request, content, answer.undo))
+    audit_log.append(call.engine, call.change(content, answer.undo))
 
 
 METHODS = frozenset(route.method for route in ROUTES) | {"HEAD"}

@@ -944,7 +944,7 @@ class LogoutAnswer(msgspec.Struct):
 
 
 class ChangeAnswer(msgspec.Struct, kw_only=True):
-    """A change: who made it, with which token, from which address, and the JSON that was sent."""
+    """A change: who made it, with which token, from where, and the JSON that was sent."""
 
     number: int
     at: Time

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.admin import audit_log
 from laneway.errors import LanewayError
-from laneway.gateway import audit
 from laneway.gateway.endpoint_schema import EndpointLineAnswer
 from laneway.gateway.http import NDJSON, Stream
 from laneway.gateway.problems import DECODE_ERRORS, Problem, invalid
@@ -66,9 +66,7 @@ async def _answers(call: Call) -> AsyncIterator[bytes]:
     finally:
         if count:
             content = encode(f"{count} endpoints by lines")
-            stored = services.threads.submit(
-                audit.append, call.engine, audit.change_of(call.caller, call.request, content)
-            )
+            stored = services.threads.submit(audit_log.append, call.engine, call.change(content))
             # It is in the log when the answer ends, and also if the client has gone.
             await asyncio.shield(asyncio.wrap_future(stored))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway import arguments
+from laneway.admin.policies import layers_of, operator_fields
 from laneway.errors import BadPolicy
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
@@ -43,9 +44,8 @@ from laneway.tiers import Tier, check_tiers
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from laneway.engines.base import FullEngine
     from laneway.gateway.call import Call
-    from laneway.policy import Layers, PolicyTable
+    from laneway.policy import PolicyTable
 
 SHARED = ("gate", "group", "pool", "tier")
 """Policy fields that name what topics share: limits, workers, a share of deliveries."""
@@ -63,17 +63,6 @@ def field_answers(policies: PolicyTable, name: str) -> dict[str, FieldAnswer]:
     return {field: FieldAnswer(*source) for field, source in policies.why(name).items()}
 
 
-def _layers(engine: FullEngine, pattern: str) -> Layers:
-    if is_pattern(pattern):
-        return engine.policies().layers(pattern)
-    return engine.policy_own(pattern)
-
-
-def operator_fields(engine: FullEngine, pattern: str) -> dict[str, Any]:
-    """What the operator has set for exactly this pattern or topic."""
-    return dict(_layers(engine, pattern).get("operator", {}))
-
-
 def show_policy(call: Call) -> Response:
     """
     Show what is set for a pattern or topic, and what holds for it.
@@ -81,7 +70,7 @@ def show_policy(call: Call) -> Response:
     The header `ETag` is the version of the operator's fields, for `If-Match`.
     """
     engine, pattern = call.engine, call.pattern
-    layers = _layers(engine, pattern)
+    layers = layers_of(engine, pattern)
     effective = field_answers(engine.policies(), _example(pattern))
     details = PolicyDetails(pattern, sources(layers), effective)
     return Response(200, encode(details), headers=[_etag(layers.get("operator", {}))])

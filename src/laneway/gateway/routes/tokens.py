@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from laneway.admin import audit_log
 from laneway.admin.audit_log import MAX_DIGITS
-from laneway.gateway import audit
+from laneway.admin.policies import operator_fields
 from laneway.gateway.http import Response
 from laneway.gateway.login import tokens
 from laneway.gateway.moments import past_us
 from laneway.gateway.problems import Problem
-from laneway.gateway.routes.policies import change_answer, operator_fields
+from laneway.gateway.routes.policies import change_answer
 from laneway.gateway.schema import (
     AuditAnswer,
     AuditQuery,
@@ -93,7 +94,7 @@ def list_changes(call: Call) -> AuditAnswer:
     List the changes through the API, the newest first: the last 10,000, for 90 days.
     """
     query: AuditQuery = call.query
-    found = audit.newest(call.engine, query.limit, query.before)
+    found = audit_log.newest(call.engine, query.limit, query.before)
     is_full = len(found) == query.limit and found[-1][0] > 1
     if query.since is not None:
         since_us = past_us("since", query.since, call.engine.time_us())
@@ -122,7 +123,7 @@ def undo_change(call: Call) -> Response:
     """Give a policy the operator's fields that it had before a change."""
     number = call.parameters["number"]
     is_number = number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS
-    change = audit.find(call.engine, int(number)) if is_number else None
+    change = audit_log.find(call.engine, int(number)) if is_number else None
     if change is None:
         raise Problem("not-found", f'there is no change with the number "{number[:20]}"')
     if change.pattern is None or change.undo is None:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from laneway import arguments, units
 from laneway.admin import policies, top_topics
+from laneway.admin.policies import operator_fields
 from laneway.admin.top_topics import MEASURES
 from laneway.gateway import visible_reasons
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
-from laneway.gateway.routes.policies import field_answers, operator_fields
+from laneway.gateway.routes.policies import field_answers
 from laneway.gateway.schema import (
     BackOffBody,
     ConfirmBody,

@@ -14,8 +14,9 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+from laneway.admin import audit_log
 from laneway.errors import LanewayError
-from laneway.gateway import audit, operations
+from laneway.gateway import operations
 from laneway.gateway.schema import ChangeEvent, EndpointEvent
 from laneway.gateway.wire import encode, moment, operation_answer, overview_answer
 from laneway.push import events as endpoint_events
@@ -132,14 +133,14 @@ class _Last:
     """What the feed read last: the numbers of a change and an endpoint's event, and operations."""
 
     def __init__(self, engine: Records) -> None:
-        newest = audit.newest(engine, 1, None)
+        newest = audit_log.newest(engine, 1, None)
         self._change = newest[0][0] if newest else 0
         self._endpoint_event = endpoint_events.newest_number(engine)
         self._operations = dict(operations.newest(engine))
 
     def read_on(self, engine: Records) -> Iterator[tuple[str, Any]]:
         """What is new: kinds and events, the oldest first."""
-        changes = audit.newest(engine, CHANGES, None, after=self._change)
+        changes = audit_log.newest(engine, CHANGES, None, after=self._change)
         for number, change in reversed(changes):
             self._change = number
             yield (

@@ -1,10 +1,10 @@
-"""Audit: who changed what through the API and the pages."""
+"""Audit: who changed what through the API, the pages and the command line."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from laneway.gateway import audit
+from laneway.admin import audit_log
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import AuditQuery
 
@@ -19,7 +19,9 @@ SHOWN = 50
 def build(view: View) -> dict[str, Any]:
     """The variables of the page."""
     before = view.query.before
-    found = view.reader.once(("audit", before), lambda: audit.newest(view.engine, SHOWN, before))
+    found = view.reader.once(
+        ("audit", before), lambda: audit_log.newest(view.engine, SHOWN, before)
+    )
     return {
         "changes": [
             {
