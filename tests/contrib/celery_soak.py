@@ -53,7 +53,7 @@ def note(number: int) -> None:
 
 
 class Workers:
-    """Two workers, one of which is killed at a time."""
+    """Two workers; `kill` replaces one of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -173,7 +173,7 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         store: Server | PostgresServer | None = None
         if options.store == "valkey":
-            store = stack.enter_context(Server(appendonly="yes"))
+            store = stack.enter_context(Server(appendonly="yes", appendfsync="always"))
         elif options.store == "postgres":
             store = stack.enter_context(PostgresServer())
         url = f"sqlite:///{folder}/jobs.db" if store is None else store.url

@@ -1,4 +1,4 @@
-"""The result backend, by itself."""
+"""The result backend without workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pickle
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from celery import Celery, states
@@ -14,7 +14,9 @@ from celery.exceptions import ChordError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult
 from celery.utils.functional import regen
+from kombu.exceptions import OperationalError
 
+from laneway import EngineUnavailable
 from laneway.contrib.kombu import apps
 from laneway.contrib.kombu.results import AT_ONCE, Backend, name_of
 from laneway.testing.servers import until
@@ -177,6 +179,21 @@ def test_a_worker_dies_before_a_result_is_stored(
     assert chord.published == []
     chord.finish("a", 1, 0)
     assert chord.published == [[1, 2]]
+
+
+@pytest.mark.parametrize("error", [EngineUnavailable("restarted"), OperationalError("restarted")])
+def test_a_store_that_restarts(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Results and the body of a chord wait for it: after an error Celery would ack the task."""
+    chord = Chord(app, [GroupResult("inner", [app.AsyncResult("a")])])
+    chord.backend.set_chord_size("group", 1)
+    publish = chord.body.type.apply_async = Mock(side_effect=[error, None])
+    store = Mock(side_effect=[error, DEFAULT], wraps=chord.backend._set_with_state)
+    monkeypatch.setattr(chord.backend, "_set_with_state", store)
+    chord.finish("a", 1, 0)
+    assert [call.args for call in publish.call_args_list] == [(([[1]],), {})] * 2
+    assert chord.failed == []
 
 
 def test_a_generated_header_of_ignored_results(app: Celery) -> None:

@@ -20,7 +20,10 @@ from celery.exceptions import ChordError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult, allow_join_result
 from celery.utils.functional import _regen
+from kombu.exceptions import OperationalError
+from kombu.utils.functional import retry_over_time
 
+from laneway import EngineUnavailable
 from laneway.contrib.kombu.apps import PREFIX, app_of
 from laneway.policy import CONTROL
 
@@ -50,6 +53,9 @@ CLAIM = "laneway-claim-"
 """Beginning of a key: the task whose worker publishes the body, even if it is delivered again."""
 
 KEYS = (COUNT, SIZE, ADDED, CLAIM)
+
+AWAY = (EngineUnavailable, OperationalError)
+"""The errors while the store of results or the broker of a chord's body is unavailable."""
 
 AT_ONCE = 50
 """How many results of many to look for when one has come; for all, once in an interval."""
@@ -100,6 +106,10 @@ class Backend(KeyValueStoreBackend):
         """Store a value."""
         self._values.put(name_of(key), value, ttl=self.expires or FOREVER_SECONDS)
 
+    def store_result(self, *arguments: Any, **options: Any) -> Any:
+        """Store the result of a task. Waits while the store is unavailable."""
+        return _stored(super().store_result, *arguments, **options)
+
     def _set_with_state(self, key: bytes | str, value: bytes | str, state: str) -> None:
         """Store the result of a task; that of a failed one for `result_failure_expires`."""
         expires = self._failure_expires if state == states.FAILURE else self.expires
@@ -145,13 +155,17 @@ class Backend(KeyValueStoreBackend):
         """
         Store the result of a chord's task; the last one publishes the body.
 
-        Each but the last costs the same, whatever the size of the chord. A task that is run again
-        stores its result again, and a worker that dies leaves a number without a result: both give
-        more numbers than results, so the results decide.
+        Waits while the store is unavailable, because Celery acks a task even if this fails.
+
+        Each part but the last costs the same, whatever the size of the chord. A task that is run
+        again stores its result again, and a worker that dies leaves a number without a result: both
+        give more numbers than results, so the results decide.
         """
+        if request.group and request.id:
+            _stored(self._return_part, request, state, result)
+
+    def _return_part(self, request: Any, state: str, result: Any) -> None:
         group = request.group
-        if not group or not request.id:
-            return
         values, ttl = self._values, self._chord_ttl
         count, size, added, claim = (name_of(f"{each}{group}") for each in KEYS)
         number = values.add(count, ttl=ttl)
@@ -169,6 +183,7 @@ class Backend(KeyValueStoreBackend):
             self._finish_chord(request, parts)
             for name in (size, added, count, *stored, claim):
                 values.delete(name)  # a chord that is applied again has the same ids
+            self.delete_group(group)
 
     def _parts(self, names: list[str]) -> list[Any]:
         """The ids, indexes, states and results of a chord's tasks, each task once, in order."""
@@ -181,11 +196,15 @@ class Backend(KeyValueStoreBackend):
         body = maybe_signature(request.chord, app=self.app)
         try:
             results = self._results_of(request.group, parts)
+        except AWAY:
+            raise
         except Exception as error:  # noqa: BLE001  # whatever a task has raised
             self._fail_chord(body, request.group, repr(error), error)
             return
         try:
             body.delay(results)
+        except AWAY:
+            raise
         except Exception as error:  # noqa: BLE001  # also what encodes the results may raise
             self._fail_chord(body, request.group, f"Callback error: {error!r}", error)
 
@@ -200,9 +219,7 @@ class Backend(KeyValueStoreBackend):
             return [result for _, _, _, result in parts]
         with allow_join_result():
             timeout = self.app.conf.result_chord_join_timeout
-            results: list[Any] = header.join_native(timeout=timeout, propagate=True)
-        header.delete(backend=self)
-        return results
+            return list(header.join_native(timeout=timeout, propagate=True))
 
     def _fail_chord(self, body: Any, group: str, reason: str, cause: Exception) -> None:
         log.error("chord %r: %s", group, reason)
@@ -282,6 +299,25 @@ class Backend(KeyValueStoreBackend):
                 unlike=known,
                 timeout=seconds if left is None else min(seconds, left),
             )
+
+
+def _stored(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a function returns that stores something; it is called until the store is available."""
+
+    def log_error(error: Exception, seconds: Iterator[float], _: int) -> float:
+        log.warning("a result cannot be stored, retrying: %s", error)
+        return next(seconds)
+
+    return retry_over_time(
+        function,
+        AWAY,
+        arguments,
+        options,
+        log_error,
+        interval_start=0.1,
+        interval_step=0.2,
+        interval_max=2,
+    )
 
 
 def _part(group: str, number: int) -> str:
