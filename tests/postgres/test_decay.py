@@ -11,6 +11,7 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
+from laneway.engines.postgres.statements import FREE_TURNS
 from laneway.message import Draft, Settlement
 from laneway.testing.postgres_server import PostgresServer
 
@@ -30,6 +31,10 @@ FLOWS: dict[str, tuple[int, int, dict[str, Any], Callable[[int], dict[str, Any]]
     "groups": (20, 100, {"group": "{1}"}, lambda _: {}),
     "one group": (20, 100, {"group": "all"}, lambda _: {}),
     "ids": (20, 100, {}, lambda n: {"id": f"id-{n}"}),
+    "known ids": (20, 100, {"dedupe": 0.01}, lambda n: {"id": f"id-{n}"}),
+    "serial keys": (1, 100, {"serial": True}, lambda n: {"key": f"k{n % 40}"}),
+    "limits of keys": (1, 100, {"key_rate": 1e6}, lambda n: {"key": f"k{n % 40}"}),
+    "merges": (20, 100, {"merge": "last"}, lambda n: {"key": f"k{n % 40}"}),
 }
 """By name: topics, messages of a call, policy, and what each message has."""
 
@@ -92,3 +97,28 @@ def test_buffers_of_a_message(server: PostgresServer, flow: str) -> None:
         costs = [run() for _ in range(ROUNDS)]
         open_elsewhere.rollback()
     assert costs[-1] <= 1.2 * max(costs[1:3]), costs
+
+
+def test_rows_of_keys_do_not_stay(server: PostgresServer) -> None:
+    """
+    The row of a key that is no longer used stays for the next message of the key. It is deleted
+    after a number of turns, or together with the row of its topic.
+    """
+    engine = open_engine(server.url, Settings(namespace="keys"))
+    engine.policy_set("code", "t.*", {"serial": True})
+    keys = 0
+    with closing(engine), psycopg.connect(server.url, autocommit=True) as reading:
+
+        def count() -> int:
+            row = reading.execute("SELECT count(*) FROM laneway_keys.serial_key").fetchone()
+            return int(row[0])  # type: ignore[index]
+
+        for _ in range(2 * FREE_TURNS // 3):  # a call of each kind takes a turn
+            engine.put([Draft("t.1", b"", key=f"k{keys + n}") for n in range(10)])
+            keys += 10
+            leases = engine.lease(10).leases
+            engine.settle([Settlement(each.handle, each.fence) for each in leases])
+        assert 0 < count() < keys
+        assert not [check for check in engine.doctor() if not check.ok]
+        engine.tick(now_us=2_500_000_000_000_000)
+        assert count() == 0

@@ -15,6 +15,8 @@ from laneway.engines.postgres.statements import (
     BYTEA,
     FLOAT8,
     INT8,
+    KEYED,
+    SWEEP_TURNS,
     TEXT,
     bulk,
     exactly,
@@ -186,6 +188,10 @@ class Connection:
         """Tell other processes that this transaction changes something."""
         self.run("turn_next")
         self.turn += 1  # under the lock nobody else counts it up
+        if not self.turn % SWEEP_TURNS:
+            turn = [_int8(self.turn)]
+            for table in KEYED:  # nobody reads what they delete, so what was asked for stays
+                self.pipeline.send(single(f"{table}_sweep").text, (INT8,), turn)
 
     def roll_back(self) -> None:
         """End the transaction, whatever failed in it."""

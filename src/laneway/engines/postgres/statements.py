@@ -9,6 +9,11 @@ transaction is open that began before. A row that changes with almost every call
 this reason: the last part of its key, which grows with each 16th change. The newest version has the
 greatest epoch, so a statement that begins there passes at most 16 dead ones, however many there
 are.
+
+A row that comes and goes, such as that of a serial key, has the turn divided by 16 as its epoch, so
+a row that comes again has a greater one. If it were deleted when it goes, finding nothing would
+read all of its dead versions. It stays as a *free* row instead, which readers do not see. It is
+deleted after `FREE_TURNS` without a change, or with its lane.
 """
 
 from __future__ import annotations
@@ -27,6 +32,46 @@ from laneway.engines.sql.statements import load, schema, tables_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+EPOCHS = {
+    "lane": "lane",
+    "tier_queue": "tier_queue",
+    "shard": "one",
+    "group_queue": "number",
+    "gate": "name",
+    "recent": "kind, topic",
+}
+"""Tables whose rows have epochs, and their keys without these."""
+
+KEYED = {"serial_key": "lane, key", "merge_key": "lane, mkey", "key_state": "lane, key"}
+"""The same of tables whose rows come and go."""
+
+_FREE = {
+    "serial_key": ("head = 0, held = 0", "head <> 0"),
+    "merge_key": ("mid = 0", "mid <> 0"),
+    "key_state": ("leased = -1, parked = 0, tat = 0, wake = NULL", "leased <> -1"),
+}
+"""By table: what makes a row free, and how readers tell that it is not."""
+
+WRITES_OF_EPOCH = 16
+
+FREE_TURNS = 1024
+"""A free row is deleted after this number of turns without a change."""
+
+SWEEP_TURNS, SWEEP_PAGES = 16, 256
+"""Every 16th turn deletes old free rows from 256 pages of each table."""
+
+
+def _page(table: str, end: int) -> str:
+    """
+    The first page, or the `end`, of those that the sweep of the turn `?1` reads: a run anywhere in
+    the table that a multiplicative hash of the turn chooses (Knuth, vol. 3, 6.4).
+    """
+    pages = f"pg_relation_size('{table}') / 8192 + {SWEEP_PAGES}"
+    start = f"?1 / {SWEEP_TURNS} * 2654435761 % ({pages}) - {SWEEP_PAGES}"
+    return f"SELECT ('(' || greatest(0, {start} + {end}) || ',0)')::tid"
+
+
 SQL = (
     load(
         Path(__file__).with_name("sql"),
@@ -41,24 +86,18 @@ SQL = (
     )
     | STATEMENTS
     | {
+        f"{table}_sweep": f"DELETE FROM {table} WHERE NOT {_FREE[table][1]}"
+        f" AND epoch < (?1 - {FREE_TURNS}) / {WRITES_OF_EPOCH}"
+        f" AND ctid >= ({_page(table, 0)}) AND ctid < ({_page(table, SWEEP_PAGES)})"
+        for table in KEYED
+    }
+    | {
         f"{table}_add": f"INSERT INTO {table} ({', '.join(columns)}) VALUES"
         f" ({', '.join('?' for _ in columns)}) ON CONFLICT DO NOTHING"
         for table, columns in (("message", ROW_COLUMNS), ("lease", Held.__struct_fields__))
     }
 )
 """Every statement by name. `…_add`: with all columns of a table."""
-
-EPOCHS = {
-    "lane": "lane",
-    "tier_queue": "tier_queue",
-    "shard": "one",
-    "group_queue": "number",
-    "gate": "name",
-    "recent": "kind, topic",
-}
-"""Tables whose rows have epochs, and their keys without these."""
-
-WRITES_OF_EPOCH = 16
 
 INT8, TEXT, BYTEA, FLOAT8 = 20, 25, 17, 701
 """OIDs of types."""
@@ -161,20 +200,38 @@ def _by_column(text: str, nullable: set[int], first: int = 0) -> str:
 def _insert(found: re.Match[str], rows: str, nullable: set[int]) -> str:
     values = _by_column(found["row"], nullable)
     upsert = _UPSERT.fullmatch(f"{found['head']} {found['rest']}")
-    if upsert is not None and upsert["table"] in EPOCHS:
+    if upsert is not None and upsert["table"] in EPOCHS | KEYED:
         return _upsert(upsert, values, rows)
     return f"{found['head']} SELECT {values} FROM {rows} {found['rest']}"
 
 
 def _read(found: re.Match[str], rows: str, nullable: set[int]) -> str:
     _by_column(found["row"], nullable)
-    return f"{found['head']} FROM {rows} {found['rest']}"
+    rest = _JOIN.sub(_join_newest, found["rest"])
+    return f"{found['head']} FROM {rows} {rest}"
+
+
+def _join_newest(found: re.Match[str]) -> str:
+    """A join with the newest version of each row, without free ones."""
+    table, name = found["table"], found["name"]
+    if table not in KEYED:
+        return found[0]
+    condition = found["condition"].replace(f"{name}.", "n.")
+    return (
+        f"JOIN LATERAL (SELECT * FROM {table} n WHERE {condition} ORDER BY n.epoch DESC LIMIT 1)"
+        f" {name} ON {name}.{_FREE[table][1]}"
+    )
 
 
 def _delete_rows(found: re.Match[str], rows: str, _nullable: set[int]) -> str:
     table = found["table"]
     columns = [each.strip() for each in found["key"].strip("()").split(",")]
     keys = " AND ".join(f"{table}.{key} = v.column{n}" for n, key in enumerate(columns, 1))
+    if table in KEYED:
+        return (
+            f"UPDATE {table} SET {_FREE[table][0]}, {_next_epoch(table)} FROM {rows}"
+            f" CROSS JOIN LATERAL ({_newest(table, keys)}) newest WHERE {table}.ctid = newest.ctid"
+        )
     return f"DELETE FROM {table} USING {rows} WHERE {keys}"
 
 
@@ -193,7 +250,7 @@ def _update(found: re.Match[str], rows: str, nullable: set[int]) -> str:
     parameters = len(_PARAMETER.findall(found["changed"]))
     condition = _by_column(found["condition"], nullable, parameters)
     table = found["table"]
-    if table in EPOCHS:
+    if table in EPOCHS | KEYED:
         return (
             f"UPDATE {table} SET {changed}, {_next_epoch(table)} FROM {rows} CROSS JOIN LATERAL"
             f" ({_newest(table, condition)}) newest WHERE {table}.ctid = newest.ctid"
@@ -213,13 +270,15 @@ def _upsert(found: re.Match[str], values: str, rows: str) -> str:
     table, columns = found["table"], re.sub(r"\s+", " ", found["columns"])
     keys = " AND ".join(f"{table}.{key} = new.{key}" for key in found["key"].split(", "))
     changed = found["changed"].replace("excluded.", "old.")
+    epoch, first = (", epoch", f", {_EPOCH_OF_TURN}") if table in KEYED else ("", "")
     return (
         f"WITH old AS (SELECT new.*, newest.ctid AS at FROM"
         f" (SELECT {values} FROM {rows}) AS new ({columns})"
         f" LEFT JOIN LATERAL ({_newest(table, keys)}) newest ON true),"
         f" changed AS (UPDATE {table} SET {changed}, {_next_epoch(table)} FROM old"
         f" WHERE {table}.ctid = old.at)"
-        f" INSERT INTO {table} ({columns}) SELECT {columns} FROM old WHERE at IS NULL"
+        f" INSERT INTO {table} ({columns}{epoch}) SELECT {columns}{first} FROM old"
+        " WHERE at IS NULL"
     )
 
 
@@ -228,10 +287,15 @@ def is_upsert(name: str) -> bool:
     """Whether the statement changes rows with epochs, or inserts them: also one as many."""
     text = _without_comments(SQL[name])
     found = re.match(r"INSERT INTO (\w+) ", text)
-    return found is not None and found[1] in EPOCHS and "DO UPDATE" in text
+    return found is not None and found[1] in EPOCHS | KEYED and "DO UPDATE" in text
+
+
+_EPOCH_OF_TURN = f"(SELECT last_value FROM turn) / {WRITES_OF_EPOCH}"
 
 
 def _next_epoch(table: str) -> str:
+    if table in KEYED:
+        return f"epoch = {_EPOCH_OF_TURN}"
     return f"writes = {table}.writes + 1, epoch = ({table}.writes + 1) / {WRITES_OF_EPOCH}"
 
 
@@ -240,6 +304,7 @@ def _newest(table: str, condition: str) -> str:
     return f"SELECT ctid FROM {table} WHERE {condition} ORDER BY epoch DESC LIMIT 1"
 
 
+_JOIN = re.compile(r"JOIN (?P<table>\w+) (?P<name>\w+) ON (?P<condition>.*)", re.DOTALL)
 _BY_KEYS = (
     r"DELETE FROM (?P<table>\w+)\s+WHERE (?P<key>\(?[\w, ]+\)?)\s+IN"
     r" \((?:SELECT \* FROM \()?VALUES \([?, ]*\)\)+"
@@ -311,14 +376,17 @@ ALTER TABLE message ALTER body SET STORAGE EXTERNAL;
 """ + "".join(
     f"ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0,"
     " autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);\n"
-    for table in ("shard", "tier_queue", "lane", "message", "ready", "lease", "event", "gate")
+    for table in (
+        *("shard", "tier_queue", "lane", "message", "ready", "lease", "event", "gate", "parked"),
+        *KEYED,
+    )
 )
 _OWN_TABLES += "".join(
     f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey, ADD writes int8 NOT NULL DEFAULT 0,"
     " ADD epoch int8 NOT NULL DEFAULT 0;\n"
     f"CREATE INDEX {table}_key ON {table} ({key}, epoch);\n"
-    for table, key in EPOCHS.items()
-)
+    for table, key in (EPOCHS | KEYED).items()
+) + "".join(f"ALTER TABLE {table} SET (fillfactor = 50);\n" for table in KEYED)
 _OWN_TABLES += """
 CREATE INDEX lane_name ON lane (name, lane, epoch);
 CREATE INDEX group_name ON group_queue (name, tier_queue, number, epoch);

@@ -165,7 +165,10 @@ def _positions(tx: Transaction, *, repair: bool = False) -> Check:
             lane.first_rank = NO_RANK
             tx.touch(lane)
     if repair and others:
-        tx.shard.first_event = tx.shard.first_asleep = tx.shard.first_idle = 0
+        shard = tx.shard
+        shard.first_event = shard.first_asleep = shard.first_idle = shard.first_wake = 0
+        tx.run("serial_keys_begin", NO_RANK)
+        tx.run("key_states_begin", NO_RANK)
         for number in tx.tier_queues:
             tx.begins_at(number, 0)
             tx.begins_at(number, 0, of_groups=True)

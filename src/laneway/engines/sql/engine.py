@@ -175,9 +175,9 @@ class SqlQueue(Waits):
         with store.lock:
             store.refuse_nested()  # before the cache of the transaction around it is cleared
             try:
-                asked, asked_at = self._first_reads(now_us, reads)
+                asked = self._first_reads(reads)
                 with store.writing(durable=durable, syncs=False, reads=asked) as connection:
-                    tx = self._begun(connection, now_us, reads, asked_at)
+                    tx = self._begun(connection, now_us, reads)
                     yield tx
                     if tx.end_notices:
                         putting.put(tx, tx.end_notices)
@@ -204,13 +204,11 @@ class SqlQueue(Waits):
         connection: Connection,
         now_us: int | None,
         reads: Callable[[LaneCache], Iterable[Read]] | None,
-        asked_at: int | None,
     ) -> Transaction:
         """The transaction that this connection has begun, see `transaction` and `_first_reads`."""
         store, lane_cache = self._store, self._lane_cache
         lane_cache.check(connection, store.commits)
         if lane_cache.was_cold:
-            asked_at = None
             for read in COLD_READS:
                 connection.prefetch(*read)
         clock = store.clock() if now_us is None else now_us
@@ -222,27 +220,20 @@ class SqlQueue(Waits):
             tx.min_number = self._first_number + tx.now // self._number_unit
             self._look_at_clock(tx)
         if reads is not None:
-            tx.asked_at = tx.now if asked_at is None else asked_at
-            for read in (*reads(lane_cache), housekeeping.due(tx.shard, tx.asked_at)):
+            for read in (*reads(lane_cache), housekeeping.due(tx.shard)):
                 tx.prefetch(*read)
         return tx
 
-    def _first_reads(
-        self, now_us: int | None, reads: Callable[[LaneCache], Iterable[Read]] | None
-    ) -> tuple[tuple[Read, ...], int | None]:
-        """
-        What a transaction reads first, as far as this is known before it begins; and as of when it
-        asks what is due, if it does.
-        """
+    def _first_reads(self, reads: Callable[[LaneCache], Iterable[Read]] | None) -> tuple[Read, ...]:
+        """What a transaction reads first, as far as this is known before it begins."""
         cache = self._lane_cache
         if cache.was_cold or cache.shard is None:
-            return COLD_READS, None
+            return COLD_READS
         if not cache.is_inbox_empty:
-            return (("inbox_read",),), None
+            return (("inbox_read",),)
         if reads is None:
-            return (), None
-        now = max(self._store.clock() if now_us is None else now_us, cache.shard.now)
-        return (*reads(cache), housekeeping.due(cache.shard, now)), now
+            return ()
+        return (*reads(cache), housekeeping.due(cache.shard))
 
     @contextmanager
     def view(self, now_us: int | None = None) -> Iterator[Transaction]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from laneway.engines.shared import explaining, size_classes
 from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts, GroupFacts, KeyFacts
-from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.states import DELAYED, PARKED, RUNNABLE
 from laneway.engines.sql import key_limits, messages, views
 from laneway.tiers import share_text
@@ -88,7 +87,7 @@ def _key(tx: Transaction, lane: Lane, policy: Resolved, row: Row) -> KeyFacts | 
     slot = key_limits.key_of(policy, row)
     if slot is None:
         return None
-    state = KeyState(*(tx.key_states.get(lane.lane, slot) or ()))
+    state = key_limits.StoredKeyState(*(tx.key_states.get(lane.lane, slot) or ()))
     return KeyFacts(leased=state.leased, permit_us=state.permit_us(policy, tx.now))
 
 

@@ -35,9 +35,9 @@ before; without this, each such end would wake an idle worker.
 """
 
 
-def due(shard: Shard, now: int) -> Read:
-    """What is read first: whether anything is due at this time."""
-    return "housekeeping_due", now, *shard.firsts
+def due(shard: Shard) -> Read:
+    """What is read first: when something is due."""
+    return "housekeeping_due", *shard.firsts
 
 
 def run(tx: Transaction, budget: int) -> None:
@@ -46,18 +46,16 @@ def run(tx: Transaction, budget: int) -> None:
     transaction.
     """
     shard, now = tx.shard, tx.now
-    *firsts, is_due, keys_wake = tx.one(*due(shard, tx.asked_at))
-    event, asleep, idle = firsts
+    *firsts, sweeps = tx.one(*due(shard))
+    event, asleep, idle, key, *others = (NONE if first is None else first for first in firsts)
     # What this transaction has not written yet lowers these when it is written.
-    shard.first_event = NONE if event is None else event
-    shard.first_asleep = NONE if asleep is None else asleep
-    shard.first_idle = NONE if idle is None else idle
-    is_due = is_due or any(first is not None and first <= now for first in firsts)
-    if not (is_due or keys_wake):
+    shard.first_event, shard.first_asleep, shard.first_idle = event, asleep, idle
+    shard.first_wake = wake = min(key, *others)
+    if not sweeps and min(event, asleep, idle, wake) > now:
         return
     _events(tx, budget)
     sweep(tx, budget)
-    if keys_wake:
+    if key <= now:
         key_limits.wake(tx, budget)
     _wake(tx, budget)
 
@@ -75,9 +73,8 @@ def _events(tx: Transaction, budget: int) -> None:
         left -= _apply(tx, page, left)
     if had_lease_end:
         tx.run("lease_ends_forget", tx.now, LEASE_ENDS_AHEAD)
-    tx.run("idents_forget", tx.now, budget)
-    tx.run("edges_forget", tx.now, budget)
-    tx.run("kept_forget", tx.now, budget)
+    for name in ("idents_forget", "edges_forget", "kept_forget"):
+        tx.run(name, tx.shard.first_wake, tx.now, budget)
 
 
 def _apply(tx: Transaction, page: list[Any], left: int) -> int:
@@ -164,7 +161,7 @@ def _expires(tx: Transaction, mid: int) -> None:
 
 
 def _wake(tx: Transaction, budget: int) -> None:
-    for row in tx.all("gates_to_wake", tx.now, budget):
+    for row in tx.all("gates_to_wake", tx.shard.first_wake, tx.now, budget):
         tx.reopen(tx.cached_gate(row))
     # The index may still list lanes that an event has just placed elsewhere; they use no budget.
     listed = (

@@ -15,13 +15,13 @@ import msgspec
 from laneway.engines.shared import fairness
 from laneway.engines.shared.key_limits import MOST_PARKED, KeyState, recovered_us
 from laneway.engines.shared.states import IDLE, PARKED, READY
-from laneway.engines.sql.rows import line_of
+from laneway.engines.sql.rows import NO_RANK, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
     from laneway.engines.sql.lane_cache import LaneCache
-    from laneway.engines.sql.rows import Lane, Row
+    from laneway.engines.sql.rows import Lane, Row, Shard
     from laneway.engines.sql.store import Session
     from laneway.engines.sql.touched_rows import MessageTable, ParkedTable, PlaceTable, Table
     from laneway.policy import Resolved
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         """What limits per key need of a transaction, which uses them."""
 
         now: int
+        shard: Shard
         lane_cache: LaneCache
 
         @property
@@ -79,12 +80,20 @@ def key_of(policy: Resolved, row: Row) -> str | None:
     return line_of(row.topic, row.key) if policy.key_limited and not row.serial else None
 
 
-def _state(tx: Transaction, lane: int, key: str) -> KeyState | None:
+class StoredKeyState(KeyState):
+    """A row of `key_state`."""
+
+    first_rank: int = NO_RANK
+    """With `first_pos`: none of its parked messages has an earlier place."""
+    first_pos: int = 0
+
+
+def _state(tx: Transaction, lane: int, key: str) -> StoredKeyState | None:
     stored = tx.key_states.get(lane, key)
-    return KeyState(*stored) if stored is not None else None
+    return StoredKeyState(*stored) if stored is not None else None
 
 
-def _save(tx: Transaction, lane: Lane, policy: Resolved, key: str, state: KeyState) -> None:
+def _save(tx: Transaction, lane: Lane, policy: Resolved, key: str, state: StoredKeyState) -> None:
     if state.rest(policy, tx.now):
         tx.key_states.delete(lane.lane, key)
     else:
@@ -184,7 +193,7 @@ class Visit:
         tx, lane = self._tx, self._lane
         self._parked += len(held_back)
         tx.messages.load(mid for mid, _ in held_back)
-        parked: dict[str, int] = {}
+        parked: dict[str, list[tuple[int, int]]] = {}
         for mid, key in held_back:
             row = tx.messages.get(mid)
             if row is None:
@@ -193,12 +202,16 @@ class Visit:
             tx.key_parked.put((lane.lane, key, row.rank, row.pos, row.seq), mid)
             row.state = PARKED
             tx.messages.save_state(row)
-            parked[key] = parked.get(key, 0) + 1
-        for key, count in parked.items():
-            state = _state(tx, lane.lane, key) or KeyState()
-            state.parked += count
+            parked.setdefault(key, []).append((row.rank, row.pos))
+        for key, places in parked.items():
+            state = _state(tx, lane.lane, key) or StoredKeyState()
+            first = min(places)
+            if state.parked:
+                first = min(first, (state.first_rank, state.first_pos))
+            state.parked += len(places)
+            state.first_rank, state.first_pos = first
             _save(tx, lane, self._policy, key, state)
-        count = sum(parked.values())
+        count = sum(map(len, parked.values()))
         lane.ready -= count
         lane.parked += count
         lane.key_limits = self._policy.key_limits
@@ -227,7 +240,7 @@ def take(tx: Transaction, lane: Lane, policy: Resolved, delivered: Sequence[Next
         elif rate is not None:
             tat = fairness.take_permits(0, tx.now, rate, count)
         latest = max(latest, tat)
-        tx.key_states.put((number, key), leased, 0, tat if rate is not None else 0, 0)
+        tx.key_states.put((number, key), leased, 0, tat if rate is not None else 0, 0, NO_RANK, 0)
     if rate is not None and latest:
         lane.keys_recover = max(lane.keys_recover, recovered_us(latest))
 
@@ -255,7 +268,7 @@ def free(tx: Transaction, lane: Lane, key: str) -> None:
     if stored[0] > 1 and not stored[1]:  # as below: another lease is held, and nothing waits
         tx.key_states.put((lane.lane, key), stored[0] - 1, *stored[1:])
         return
-    state, policy = KeyState(*stored), tx.policy_of(lane)
+    state, policy = StoredKeyState(*stored), tx.policy_of(lane)
     state.leased = max(state.leased - 1, 0)
     if state.parked and state.room(policy, tx.now):
         _bring_forward(tx, lane, key, state, 1)
@@ -296,7 +309,9 @@ def leave(tx: Transaction, lane: Lane, row: Row) -> None:
         _save(tx, lane, tx.policy_of(lane), key, state)
 
 
-def _bring_forward(tx: Transaction, lane: Lane, key: str, state: KeyState, count: int) -> None:
+def _bring_forward(
+    tx: Transaction, lane: Lane, key: str, state: StoredKeyState, count: int
+) -> None:
     """The first messages that the key's limits parked become ready."""
     for _ in range(min(count, state.parked)):
         mid = tx.key_parked.first(lane.lane, key)
@@ -305,6 +320,7 @@ def _bring_forward(tx: Transaction, lane: Lane, key: str, state: KeyState, count
             state.parked = 0  # the doctor reports what the store lost
             return
         state.parked -= 1
+        state.first_rank, state.first_pos = row.rank, row.pos
         lane.parked -= 1
         lane.ready += 1
         row.state = READY
@@ -320,8 +336,9 @@ def wake(tx: Transaction, budget: int) -> None:
     Keys whose time has come: as many of their parked messages as they admit become ready. Most have
     none, and are deleted together.
     """
-    tx.run("key_states_recovered", tx.now, fairness.TICKS * tx.now, budget)
-    due = tx.all("keys_to_wake", tx.now, budget)
+    first = tx.shard.first_wake
+    tx.run("key_states_recovered", first, tx.now, fairness.TICKS * tx.now, budget)
+    due = tx.all("keys_to_wake", first, tx.now, budget)
     if not due:
         return
     load(tx, due)
@@ -359,6 +376,7 @@ def limits_changed(tx: Transaction, lane: Lane, policy: Resolved) -> None:
     """
     lane.key_limits = policy.key_limits
     tx.run("key_states_wake", tx.now, lane.lane)
+    tx.shard.expect_wake(tx.now)
     keys = [(lane.lane, key) for (key,) in tx.all("key_states_parked", lane.lane, MOST_PARKED)]
     load(tx, keys)
     for _, key in keys:
@@ -367,6 +385,7 @@ def limits_changed(tx: Transaction, lane: Lane, policy: Resolved) -> None:
 
 def recount(tx: Transaction, lane: int, key: str, leased: int, parked: int) -> None:
     """For the doctor: the key has so many leases and parked messages; look at these now."""
-    state = _state(tx, lane, key) or KeyState()
+    state = _state(tx, lane, key) or StoredKeyState()
     state.leased, state.parked, state.wake = leased, parked, tx.now
+    state.first_rank = NO_RANK
     tx.key_states.put((lane, key), *msgspec.structs.astuple(state))

@@ -1333,7 +1333,7 @@ class _Deliveries:
             mid, own_id, key = row.mid, row.id, row.key
             line = row.line if row.serial else None
             if line is not None:
-                tx.serial_keys.put((number, line), mid, 1)
+                tx.serial_keys.hold(number, line, mid)
             bodies = None
             if row.parts or (merges_all and row.mkey):
                 bodies = [row.body, *(tx.parts.bodies(mid) if row.parts else ())]

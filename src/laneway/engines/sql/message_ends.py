@@ -38,6 +38,7 @@ def store_outcomes(
     ]
     if rows:
         tx.run_rows("kept_write", rows)
+        tx.shard.expect_wake(min(until for _, _, until, _ in rows))
         tx.changed_ids += [row[0] for row in rows]
         if tx.one("followers_any") is not None:
             for message_id, _, _, outcome in rows:

@@ -152,14 +152,14 @@ def arrive(tx: Transaction, lane: Lane, row: Row) -> None:
     if row.serial and (line := row.line) is not None:
         key = tx.serial_keys.get(number, line)
         if key is None:
-            tx.serial_keys.put((number, line), row.mid, 0)
+            tx.serial_keys.put((number, line), row.mid, 0, row.rank, row.pos)
         elif key[0] != row.mid:
-            head, is_held = key
+            head, is_held, *_ = key
             if is_held or not _precedes(tx, row, head):
                 _park(tx, lane, row, line)
                 return
             _park_overtaken(tx, lane, head, line)
-            tx.serial_keys.put((number, line), row.mid, 0)
+            tx.serial_keys.put((number, line), row.mid, 0, row.rank, row.pos)
     row.state = READY
     lane.ready += 1
     if row.mid not in tx.messages.new:
@@ -179,6 +179,7 @@ def _park(tx: Transaction, lane: Lane, row: Row, line: str) -> None:
     row.state = PARKED
     lane.parked += 1
     tx.touch(lane)
+    tx.serial_keys.expect(lane.lane, line, (row.rank, row.pos))
     if row.mid in tx.messages.new:
         tx.parked.forget_first(lane.lane, line)
     else:
@@ -240,7 +241,7 @@ def _pass_key_on(tx: Transaction, lane: Lane, key: str) -> None:
     row.state = READY
     tx.expect_ready(lane, row)
     tx.ready.put((lane.lane, row.rank, row.pos, row.seq), row.mid)
-    tx.serial_keys.put((lane.lane, key), row.mid, 0)
+    tx.serial_keys.put((lane.lane, key), row.mid, 0, row.rank, row.pos)
     tx.messages.save_state(row)
     tx.touch(lane)
 

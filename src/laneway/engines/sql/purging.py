@@ -63,7 +63,7 @@ def delete(tx: Transaction, topic: str) -> int:
         if lane.topic is None:
             tx.place(lane)
         elif not (lane.waiting or lane.leased):
-            tx.run("key_states_forget", lane.lane)
+            tx.forget_keys([lane.lane])
             tx.forget(lane)
     tx.run("idents_delete_topic", topic)
     tx.run("edges_delete_topic", topic)

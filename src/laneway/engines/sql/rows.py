@@ -392,12 +392,21 @@ class Shard:
     first_event: int
     first_asleep: int
     first_idle: int
+    first_wake: int
     tallies: Any  # bytes, see tallies.py; None: nothing was counted
 
     @property
-    def firsts(self) -> tuple[int, int, int]:
-        """Before these times there is no event, no lane that is asleep, no idle lane."""
-        return self.first_event, self.first_asleep, self.first_idle
+    def firsts(self) -> tuple[int, int, int, int]:
+        """
+        Before these times there is no event, no lane that is asleep, no idle lane, and nothing of
+        what `first_wake` is for.
+        """
+        return self.first_event, self.first_asleep, self.first_idle, self.first_wake
+
+    def expect_wake(self, at: int | None) -> None:
+        """A gate or a key wakes then, or a known id, a window or a result ends."""
+        if at and at < self.first_wake:
+            self.first_wake = at
 
 
 class GateState(msgspec.Struct, gc=False):

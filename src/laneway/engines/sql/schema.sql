@@ -38,10 +38,12 @@ CREATE TABLE shard (                     -- one row: counters, and the clock tha
     removed        INTEGER NOT NULL DEFAULT 0,
     lanes          INTEGER NOT NULL DEFAULT 0,
     own            INTEGER NOT NULL DEFAULT 0,  -- topics with own policies; 0: none are read
-    -- no event, no lane that is asleep, and no idle lane has an earlier time
+    -- no event, no lane that is asleep, and no idle lane has an earlier time,
     first_event    INTEGER NOT NULL DEFAULT 0,
     first_asleep   INTEGER NOT NULL DEFAULT 0,
     first_idle     INTEGER NOT NULL DEFAULT 0,
+    -- no gate or key wakes earlier, and no known id, window or result ends earlier
+    first_wake     INTEGER NOT NULL DEFAULT 0,
     tallies        BLOB                  -- MessagePack, see tallies.py; NULL: nothing counted
 );
 
@@ -290,6 +292,9 @@ CREATE TABLE serial_key (                -- a key with a ready or leased message
     key  TEXT NOT NULL,
     head INTEGER NOT NULL,               -- that message
     held INTEGER NOT NULL,               -- 1: it is leased, or waits for a retry
+    -- none of its parked messages has an earlier place
+    first_rank INTEGER NOT NULL,
+    first_pos  INTEGER NOT NULL,
     PRIMARY KEY (lane, key)
 ) WITHOUT ROWID;
 
@@ -311,6 +316,9 @@ CREATE TABLE key_state (                 -- what a key has used, see shared/key_
     parked INTEGER NOT NULL,             -- messages that its limits have parked
     tat    INTEGER NOT NULL,
     wake   INTEGER,
+    -- none of its parked messages has an earlier place
+    first_rank INTEGER NOT NULL,
+    first_pos  INTEGER NOT NULL,
     PRIMARY KEY (lane, key)
 ) WITHOUT ROWID;
 CREATE INDEX key_timer ON key_state (wake) WHERE wake IS NOT NULL;

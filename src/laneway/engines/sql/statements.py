@@ -107,6 +107,11 @@ _GENERATED = {
 }
 """Statements with all columns of a lane, or those of one kind of change."""
 
+KEYS_OF_LANES = ("serial_keys_of_lanes", "merge_keys_of_lanes", "key_states_of_lanes")
+for _name in KEYS_OF_LANES:
+    _table = _name.removesuffix("s_of_lanes")
+    _GENERATED[_name] = f"DELETE FROM {_table} WHERE lane IN (SELECT value FROM {{array ?}} j)"
+
 
 MARKS = tuple(f"+{name}" for name in CLASSES)
 """What the name of a statement ends with for each size class that it sets too."""

@@ -9,7 +9,7 @@ matter to callers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -115,6 +115,22 @@ class Table:
         self._known.clear()
 
 
+class TimedTable(Table):
+    """A table of rows that wake or end at a time, see `Shard.first_wake`."""
+
+    _shard: Shard
+    _column: int
+
+    def timed_by(self, shard: Shard, column: int) -> Self:
+        """`column`: of a row's values, the one that has its time."""
+        self._shard, self._column = shard, column
+        return self
+
+    def put(self, key: Key, *values: Any) -> None:
+        self._shard.expect_wake(values[self._column])
+        super().put(key, *values)
+
+
 class PlaceTable(Table):
     """
     `ready` or `parked`, where messages wait: (…, rank, position, sequence number) → (message,). The
@@ -132,6 +148,53 @@ class PlaceTable(Table):
         super().write()
 
 
+class SerialKeyTable(Table):
+    """
+    `serial_key`: (lane, key) → (head, whether it is held, and the place before which none of its
+    parked messages is: rank, position).
+    """
+
+    def __init__(self, statements: Statements, absent: Container[int]) -> None:
+        super().__init__(
+            statements,
+            "serial_key",
+            2,
+            read="serial_keys_read",
+            write="serial_key_write",
+            delete="serial_key_delete",
+            absent=absent,
+        )
+        self._held: dict[Key, int] = {}
+
+    def load(self, keys: Iterable[Key]) -> None:
+        self._write_held()
+        super().load(keys)
+
+    def hold(self, lane: int, key: str, mid: int) -> None:
+        """The key's head is leased. Its row need not have been read."""
+        stored = self._changed.get((lane, key), self._known.get((lane, key)))
+        if stored is None:
+            self._held[lane, key] = mid
+        else:
+            self.put((lane, key), mid, 1, *stored[2:])
+
+    def expect(self, lane: int, key: str, place: tuple[int, int]) -> None:
+        """A message is parked in this place, maybe before all others of the key."""
+        stored = self.get(lane, key)
+        if stored is not None and place < stored[2:]:
+            self.put((lane, key), *stored[:2], *place)
+
+    def write(self) -> None:
+        self._write_held()
+        super().write()
+
+    def _write_held(self) -> None:
+        held, self._held = self._held, {}
+        if held:
+            rows = [(*key, mid) for key, mid in held.items()]
+            self._connection.run_rows("serial_key_hold", rows)
+
+
 class ParkedTable(PlaceTable):
     """
     `parked`, or `key_parked`: (lane, key, rank, position, sequence number) → (message,).
@@ -140,6 +203,7 @@ class ParkedTable(PlaceTable):
     def __init__(self, statements: Statements, name: str = "parked") -> None:
         super().__init__(statements, name, 5, write=f"{name}_insert", delete=f"{name}_delete")
         self._read_firsts = f"{name}_firsts"
+        self._states = "serial_key" if name == "parked" else "key_state"
         self._firsts: dict[tuple[int, str], int | None] = {}
 
     def first(self, lane: int, key: str) -> int | None:
@@ -151,8 +215,11 @@ class ParkedTable(PlaceTable):
     def load_firsts(self, keys: Iterable[tuple[int, str]]) -> None:
         """Read the first messages of these keys, all in one statement."""
         self.write()
+        if (states := self._tables.get(self._states)) is not None:
+            states.write()  # the statement starts from the places that these rows have
         wanted = [key for key in dict.fromkeys(keys) if key not in self._firsts]
         rows = self._connection.all_rows(self._read_firsts, wanted) if wanted else []
+        self._firsts.update(dict.fromkeys(wanted))
         self._firsts.update(((lane, key), mid) for lane, key, mid in rows)
 
     def forget_first(self, lane: int, key: str) -> None:
@@ -184,7 +251,7 @@ class EventTable(Table):
         super().put(key, *values)
 
 
-class IdentTable(Table):
+class IdentTable(TimedTable):
     """`ident`: (id, topic) → (message or None, 1 if it joined that message, until)."""
 
     def __init__(self, statements: Statements) -> None:

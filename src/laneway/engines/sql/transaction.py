@@ -30,7 +30,7 @@ from laneway.engines.sql.changes import LaneChanges
 from laneway.engines.sql.group_queues import GroupQueues
 from laneway.engines.sql.lane_cache import LaneCache
 from laneway.engines.sql.rows import GateState, Lane, Row, Shard, TierQueue, to_json
-from laneway.engines.sql.statements import GRANT, Statements
+from laneway.engines.sql.statements import GRANT, KEYS_OF_LANES, Statements
 from laneway.engines.sql.tallies import TallyBook
 from laneway.engines.sql.touched_rows import (
     EventTable,
@@ -39,7 +39,9 @@ from laneway.engines.sql.touched_rows import (
     ParkedTable,
     PartTable,
     PlaceTable,
+    SerialKeyTable,
     Table,
+    TimedTable,
 )
 from laneway.policy import GATE_SEPARATOR, PolicyTable, Resolved, gate_names
 from laneway.subscriptions import base_of
@@ -227,7 +229,6 @@ class Transaction(Statements):
         self.tier_queues = lane_cache.tier_queues
         self.clock = clock
         self.now = max(clock, self.shard.now)
-        self.asked_at = self.now  # as of when the store was asked whether anything is due
         rules.refresh(connection, self.shard.policy_version)
         self.min_number = 0  # the least sequence number or fence that may be assigned next
         self.on_wake: Callable[[int | None], None] | None = None
@@ -278,15 +279,15 @@ class Transaction(Statements):
 
     @cached_property
     def key_states(self) -> Table:
-        """(lane, key) → (leased, parked, tat, wake), see `shared.key_limits.KeyState`."""
-        return Table(
+        """(lane, key) → see `key_limits.StoredKeyState`."""
+        return TimedTable(
             self,
             "key_state",
             2,
             read="key_states_read",
             write="key_state_write",
             delete="key_state_delete",
-        )
+        ).timed_by(self.shard, 3)
 
     @cached_property
     def parts(self) -> PartTable:
@@ -294,7 +295,7 @@ class Transaction(Statements):
 
     @cached_property
     def idents(self) -> IdentTable:
-        return IdentTable(self)
+        return IdentTable(self).timed_by(self.shard, 2)
 
     @cached_property
     def events(self) -> Table:
@@ -302,17 +303,8 @@ class Transaction(Statements):
         return EventTable(self, self.shard)
 
     @cached_property
-    def serial_keys(self) -> Table:
-        """(lane, key) → (head, whether it is held)."""
-        return Table(
-            self,
-            "serial_key",
-            2,
-            read="serial_keys_read",
-            write="serial_key_write",
-            delete="serial_key_delete",
-            absent=self._new_lanes,
-        )
+    def serial_keys(self) -> SerialKeyTable:
+        return SerialKeyTable(self, self._new_lanes)
 
     @cached_property
     def merge_keys(self) -> Table:
@@ -331,9 +323,9 @@ class Transaction(Statements):
     @cached_property
     def edges(self) -> Table:
         """(topic, merge key) → (until,)."""
-        return Table(
+        return TimedTable(
             self, "edge", 2, read="edges_read", write="edge_write", delete="", converts=True
-        )
+        ).timed_by(self.shard, 0)
 
     @cached_property
     def notes(self) -> Table:
@@ -364,7 +356,9 @@ class Transaction(Statements):
     @cached_property
     def kept(self) -> Table:
         """(id, slot) → (until, body)."""
-        return Table(self, "kept", 2, write="kept_write", delete="", converts=True)
+        return TimedTable(self, "kept", 2, write="kept_write", delete="", converts=True).timed_by(
+            self.shard, 0
+        )
 
     @cached_property
     def signals(self) -> Table:
@@ -1045,6 +1039,7 @@ class Transaction(Statements):
     def forget_idle(self, most: int) -> None:
         """Delete the rows of idle lanes whose time has come, without reading them."""
         forgotten = self.all("lanes_forget", self.shard.first_idle, self.now, most)
+        self.forget_keys([number for number, _, _ in forgotten])
         self.groups.load({-tier_queue for _, _, tier_queue in forgotten if tier_queue < 0})
         for number, name, tier_queue in forgotten:
             self.shard.lanes -= 1
@@ -1059,6 +1054,12 @@ class Transaction(Statements):
                 self.lane_cache.drop(lane)
             self._absent.add(name)
             self._lane_left(name, tier_queue)
+
+    def forget_keys(self, lanes: Sequence[int]) -> None:
+        """Delete what is left of the keys of lanes that are deleted."""
+        if lanes:
+            for name in KEYS_OF_LANES:
+                self.run(name, self.array(lanes))
 
     # Writing
 
@@ -1109,6 +1110,7 @@ class Transaction(Statements):
             s.first_event,
             s.first_asleep,
             s.first_idle,
+            s.first_wake,
             s.tallies,
         )
 
@@ -1177,6 +1179,7 @@ class Transaction(Statements):
                 gate.holder,
                 gate.waiting,
             )
+            self.shard.expect_wake(gate.wake)
         self._dirty_gates.clear()
 
     def _write_gate_entries(self) -> None:

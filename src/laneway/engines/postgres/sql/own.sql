@@ -3,7 +3,8 @@
 -- name: shard_read
 SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered,
     done, retried, died, merged,
-       expired, removed, lanes, own, first_event, first_asleep, first_idle, tallies
+       expired, removed, lanes, own, first_event, first_asleep, first_idle, first_wake,
+       tallies
   FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1;
 
 -- name: shard_changed
@@ -98,6 +99,13 @@ SELECT {group} FROM group_queue g WHERE g.name = ? AND g.tier_queue = ?
 
 -- name: gate_read
 SELECT {gate} FROM gate WHERE name = ? ORDER BY epoch DESC LIMIT 1;
+
+-- name: key_states_recovered
+-- As the shared statement; the rows become free.
+UPDATE key_state SET leased = -1, parked = 0, tat = 0, wake = NULL
+ WHERE ctid IN (SELECT ctid FROM key_state
+     WHERE wake BETWEEN ?1 AND ?2 AND leased = 0 AND parked = 0 AND tat <= ?3
+     ORDER BY wake LIMIT ?4);
 
 -- name: recent_read
 SELECT r.topic, r.score FROM {array ?2} j CROSS JOIN LATERAL (SELECT * FROM recent n

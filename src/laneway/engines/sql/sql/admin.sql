@@ -230,7 +230,7 @@ SELECT l.lane FROM lane l WHERE EXISTS (SELECT 1 FROM ready r
     WHERE r.lane = l.lane AND (r.rank, r.pos) < (l.first_rank, l.first_pos)) LIMIT ?;
 
 -- name: check_first_times
--- How many lanes, groups and events are before the first of their order.
+-- How many rows are before the first of their order.
 SELECT (SELECT count(*) FROM lane l JOIN tier_queue q ON q.tier_queue = l.tier_queue
          WHERE l.place = 1 AND l.vt < q.first_vt)
      + (SELECT count(*) FROM lane l JOIN group_queue g ON g.number = -l.tier_queue
@@ -239,7 +239,23 @@ SELECT (SELECT count(*) FROM lane l JOIN tier_queue q ON q.tier_queue = l.tier_q
          WHERE g.runnable > 0 AND g.vt < q.first_group_vt)
      + (SELECT count(*) FROM event e JOIN shard s ON e.at < s.first_event)
      + (SELECT count(*) FROM lane l JOIN shard s ON l.place = 2 AND l.wake < s.first_asleep)
-     + (SELECT count(*) FROM lane l JOIN shard s ON l.place = 0 AND l.wake < s.first_idle);
+     + (SELECT count(*) FROM lane l JOIN shard s ON l.place = 0 AND l.wake < s.first_idle)
+     + (SELECT count(*) FROM key_state k JOIN shard s ON k.wake < s.first_wake)
+     + (SELECT count(*) FROM gate g JOIN shard s ON g.wake < s.first_wake)
+     + (SELECT count(*) FROM ident i JOIN shard s ON i.until < s.first_wake)
+     + (SELECT count(*) FROM edge e JOIN shard s ON e.until < s.first_wake)
+     + (SELECT count(*) FROM kept k JOIN shard s ON k.until < s.first_wake)
+     + (SELECT count(*) FROM parked p JOIN serial_key k ON k.lane = p.lane AND k.key = p.key
+           AND (p.rank, p.pos) < (k.first_rank, k.first_pos))
+     + (SELECT count(*) FROM key_parked p JOIN key_state k ON k.lane = p.lane AND k.key = p.key
+           AND (p.rank, p.pos) < (k.first_rank, k.first_pos));
+
+-- name: serial_keys_begin
+-- Read the parked messages of all keys from the first possible place.
+UPDATE serial_key SET first_rank = ?;
+
+-- name: key_states_begin
+UPDATE key_state SET first_rank = ?;
 
 -- name: groups_all
 SELECT number FROM group_queue;

@@ -1,19 +1,19 @@
 -- Limits per key: what keys have used, and the messages that are parked by it.
 
 -- name: key_states_read
-SELECT k.lane, k.key, k.leased, k.parked, k.tat, coalesce(k.wake, 0) FROM (VALUES (?, ?)) v
+SELECT k.lane, k.key, k.leased, k.parked, k.tat, coalesce(k.wake, 0), k.first_rank, k.first_pos
+  FROM (VALUES (?, ?)) v
   {join} key_state k ON k.lane = v.column1 AND k.key = v.column2;
 
 -- name: key_state_write
-INSERT INTO key_state (lane, key, leased, parked, tat, wake) VALUES (?, ?, ?, ?, ?, nullif(?, 0))
+INSERT INTO key_state (lane, key, leased, parked, tat, wake, first_rank, first_pos)
+    VALUES (?, ?, ?, ?, ?, nullif(?, 0), ?, ?)
     ON CONFLICT (lane, key) DO UPDATE SET leased = excluded.leased, parked = excluded.parked,
-        tat = excluded.tat, wake = excluded.wake;
+        tat = excluded.tat, wake = excluded.wake, first_rank = excluded.first_rank,
+        first_pos = excluded.first_pos;
 
 -- name: key_state_delete
 DELETE FROM key_state WHERE (lane, key) IN (SELECT * FROM (VALUES (?, ?)));
-
--- name: key_states_forget
-DELETE FROM key_state WHERE lane = ?;
 
 -- name: key_states_wake
 -- The limits of a lane's keys have changed.
@@ -23,13 +23,14 @@ UPDATE key_state SET wake = ? WHERE lane = ? AND parked > 0;
 SELECT key FROM key_state WHERE lane = ? AND parked > 0 LIMIT ?;
 
 -- name: keys_to_wake
-SELECT lane, key FROM key_state WHERE wake <= ? ORDER BY wake LIMIT ?;
+SELECT lane, key FROM key_state WHERE wake BETWEEN ? AND ? ORDER BY wake LIMIT ?;
 
 -- name: key_states_recovered
 -- Delete keys that only waited until their rate has recovered.
 DELETE FROM key_state WHERE (lane, key) IN (
-    SELECT lane, key FROM key_state WHERE wake <= ?1 AND leased = 0 AND parked = 0 AND tat <= ?2
-     ORDER BY wake LIMIT ?3);
+    SELECT lane, key FROM key_state WHERE wake BETWEEN ?1 AND ?2 AND leased = 0 AND parked = 0
+         AND tat <= ?3
+     ORDER BY wake LIMIT ?4);
 
 -- name: key_parked_insert
 INSERT INTO key_parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?)
@@ -42,8 +43,11 @@ DELETE FROM key_parked
 -- name: key_parked_firsts
 -- The first message that the limits of each of these keys have parked.
 SELECT v.column1, v.column2, (SELECT p.mid FROM key_parked p
-        WHERE p.lane = v.column1 AND p.key = v.column2 ORDER BY p.rank, p.pos, p.seq LIMIT 1)
-  FROM (VALUES (?, ?)) v;
+        WHERE p.lane = v.column1 AND p.key = v.column2
+          AND (p.rank, p.pos) >= (k.first_rank, k.first_pos)
+        ORDER BY p.rank, p.pos, p.seq LIMIT 1)
+  FROM (VALUES (?, ?)) v
+  {join} key_state k ON k.lane = v.column1 AND k.key = v.column2;
 
 -- name: ready_keys
 -- The keys of a lane's ready messages in their order, behind some of them.

@@ -3,14 +3,16 @@
 -- name: shard_read
 SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered,
     done, retried, died, merged,
-       expired, removed, lanes, own, first_event, first_asleep, first_idle, tallies
+       expired, removed, lanes, own, first_event, first_asleep, first_idle, first_wake,
+       tallies
   FROM shard;
 
 -- name: shard_write
 UPDATE shard SET seq = ?, fence = ?, now = ?, policy_version = ?, waiting = ?, bytes = ?,
     leased = ?, dead = ?, published = ?,
        delivered = ?, done = ?, retried = ?, died = ?, merged = ?, expired = ?, removed = ?,
-           lanes = ?, own = ?, first_event = ?, first_asleep = ?, first_idle = ?, tallies = ?
+           lanes = ?, own = ?, first_event = ?, first_asleep = ?, first_idle = ?, first_wake = ?,
+           tallies = ?
  WHERE one = 1;
 
 -- name: lane_last
@@ -61,24 +63,24 @@ SELECT min(at) FROM (
     SELECT (SELECT min(at) FROM event WHERE at >= ?1) AS at
     UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 2 AND wake >= ?2)
     UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 0 AND wake >= ?3)
-    UNION ALL SELECT (SELECT min(wake) FROM gate WHERE wake IS NOT NULL)
-    UNION ALL SELECT (SELECT min(wake) FROM key_state WHERE wake IS NOT NULL)
+    UNION ALL SELECT (SELECT min(wake) FROM gate WHERE wake >= ?4)
+    UNION ALL SELECT (SELECT min(wake) FROM key_state WHERE wake >= ?4)
     UNION ALL SELECT (SELECT 0 FROM sweep LIMIT 1)
 ) next;
 
 -- name: housekeeping_due
--- When the first event is due, when the first lane that is asleep wakes, and when the first idle
--- one is forgotten; whether anything else of `housekeeping.run` is due, and whether keys wake. One
--- statement instead of one for each kind.
-SELECT (SELECT min(at) FROM event WHERE at >= ?2),
-       (SELECT min(wake) FROM lane WHERE place = 2 AND wake >= ?3),
-       (SELECT min(wake) FROM lane WHERE place = 0 AND wake >= ?4),
-       EXISTS (SELECT 1 FROM ident WHERE until <= ?1)
-    OR EXISTS (SELECT 1 FROM edge WHERE until <= ?1)
-    OR EXISTS (SELECT 1 FROM kept WHERE until <= ?1)
-    OR EXISTS (SELECT 1 FROM sweep)
-    OR EXISTS (SELECT 1 FROM gate WHERE wake <= ?1),
-       EXISTS (SELECT 1 FROM key_state WHERE wake <= ?1);
+-- When the first event is due, when the first lane that is asleep wakes, when the first idle one is
+-- forgotten, when the first key and gate wake and the first known id, window and result end; and
+-- whether a pattern is swept. One statement instead of one for each kind.
+SELECT (SELECT min(at) FROM event WHERE at >= ?1),
+       (SELECT min(wake) FROM lane WHERE place = 2 AND wake >= ?2),
+       (SELECT min(wake) FROM lane WHERE place = 0 AND wake >= ?3),
+       (SELECT min(wake) FROM key_state WHERE wake >= ?4),
+       (SELECT min(wake) FROM gate WHERE wake >= ?4),
+       (SELECT min(until) FROM ident WHERE until >= ?4),
+       (SELECT min(until) FROM edge WHERE until >= ?4),
+       (SELECT min(until) FROM kept WHERE until >= ?4),
+       EXISTS (SELECT 1 FROM sweep);
 
 -- name: lane_shrink
 -- After acks that do not change the place of the lane.
@@ -131,8 +133,7 @@ INSERT INTO gate (name, code, operator, tat, leased, open, wake, need, held_unti
 DELETE FROM gate WHERE name = ?;
 
 -- name: gates_to_wake
-SELECT {gate} FROM gate WHERE wake <= ? ORDER BY wake
-    LIMIT ?;
+SELECT {gate} FROM gate WHERE wake BETWEEN ? AND ? ORDER BY wake LIMIT ?;
 
 -- name: gate_head
 -- The first lane of a tier queue, or a group, at a gate: its turn, number and virtual time.

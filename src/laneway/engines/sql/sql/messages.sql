@@ -83,12 +83,19 @@ DELETE FROM event WHERE (at, kind, a) IN (
         AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.fence BETWEEN e.a AND e.b));
 
 -- name: serial_keys_read
-SELECT k.lane, k.key, k.head, k.held FROM (VALUES (?, ?)) v
+SELECT k.lane, k.key, k.head, k.held, k.first_rank, k.first_pos FROM (VALUES (?, ?)) v
   {join} serial_key k ON k.lane = v.column1 AND k.key = v.column2;
 
 -- name: serial_key_write
-INSERT INTO serial_key (lane, key, head, held) VALUES (?, ?, ?, ?)
-    ON CONFLICT (lane, key) DO UPDATE SET head = excluded.head, held = excluded.held;
+INSERT INTO serial_key (lane, key, head, held, first_rank, first_pos) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (lane, key) DO UPDATE SET head = excluded.head, held = excluded.held,
+        first_rank = excluded.first_rank, first_pos = excluded.first_pos;
+
+-- name: serial_key_hold
+-- The heads of these keys are leased. The first places do not change.
+INSERT INTO serial_key (lane, key, head, held, first_rank, first_pos)
+    VALUES (?, ?, ?, 1, -9007199254740992, 0)
+    ON CONFLICT (lane, key) DO UPDATE SET head = excluded.head, held = 1;
 
 -- name: serial_key_delete
 DELETE FROM serial_key WHERE (lane, key) IN (SELECT * FROM (VALUES (?, ?)));
@@ -103,8 +110,11 @@ DELETE FROM parked WHERE (lane, key, rank, pos, seq) IN (SELECT * FROM (VALUES (
 -- name: parked_firsts
 -- The first parked message of each of these serial keys.
 SELECT v.column1, v.column2, (SELECT p.mid FROM parked p
-        WHERE p.lane = v.column1 AND p.key = v.column2 ORDER BY p.rank, p.pos, p.seq LIMIT 1)
-  FROM (VALUES (?, ?)) v;
+        WHERE p.lane = v.column1 AND p.key = v.column2
+          AND (p.rank, p.pos) >= (k.first_rank, k.first_pos)
+        ORDER BY p.rank, p.pos, p.seq LIMIT 1)
+  FROM (VALUES (?, ?)) v
+  {join} serial_key k ON k.lane = v.column1 AND k.key = v.column2;
 
 -- name: merge_keys_read
 SELECT k.lane, k.mkey, k.mid FROM (VALUES (?, ?)) v
@@ -126,7 +136,8 @@ INSERT INTO edge (topic, mkey, until) VALUES (?, ?, ?) ON CONFLICT (topic, mkey)
     DO UPDATE SET until = excluded.until;
 
 -- name: edges_forget
-DELETE FROM edge WHERE (topic, mkey) IN (SELECT topic, mkey FROM edge WHERE until <= ? LIMIT ?);
+DELETE FROM edge WHERE (topic, mkey) IN (SELECT topic, mkey FROM edge
+    WHERE until BETWEEN ? AND ? LIMIT ?);
 
 -- name: parts_read
 SELECT n, body FROM part WHERE mid = ? ORDER BY n;
@@ -164,7 +175,8 @@ SELECT i.mid, i.id, i.topic
 FROM {array ?} j {join} ident i ON i.mid = j.value AND i.alias = 1;
 
 -- name: idents_forget
-DELETE FROM ident WHERE (id, topic) IN (SELECT id, topic FROM ident WHERE until <= ? LIMIT ?);
+DELETE FROM ident WHERE (id, topic) IN (SELECT id, topic FROM ident
+    WHERE until BETWEEN ? AND ? LIMIT ?);
 
 -- name: note_read
 SELECT unhandled, tries, history FROM note WHERE mid = ?;

@@ -12,7 +12,8 @@ SELECT j.key, k.slot, k.body FROM {array ?} j {join} kept k ON k.id = j.value
 DELETE FROM kept WHERE id = ?;
 
 -- name: kept_forget
-DELETE FROM kept WHERE (id, slot) IN (SELECT id, slot FROM kept WHERE until <= ? LIMIT ?);
+DELETE FROM kept WHERE (id, slot) IN (SELECT id, slot FROM kept
+    WHERE until BETWEEN ? AND ? LIMIT ?);
 
 -- name: came_read
 SELECT c.mid, c.n FROM (VALUES (?, ?)) v {join} came c ON c.mid = v.column1 AND c.n = v.column2;
