@@ -126,6 +126,8 @@ def test_the_commands_of_celery(
     assert "use `laneway worker --processes 4 proj:app`" in capsys.readouterr().err
     assert main(["status"]) == 1
     assert "name the application" in capsys.readouterr().err
+    assert main(["-A", "nowhere", "worker"]) == 1
+    assert "No module named 'nowhere'" in capsys.readouterr().err
     assert main(["-A", "shop_tasks:add", "status"]) == 1
     assert "no Celery application" in capsys.readouterr().err
 

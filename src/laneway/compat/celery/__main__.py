@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             return _status(app, options)
         return 0
-    except LanewayError as error:
+    except (LanewayError, ModuleNotFoundError) as error:
         sys.stderr.write(f"Error: {escaped(without_passwords(str(error)))}\n")
         return 1
 
