@@ -128,6 +128,7 @@ shards divide about once a second.
 PARTS: dict[str, int] = {
     "redis": 1,
     "postgres": 2,
+    "sqlite 4 files": 2,
     "valkey, cluster": 2,
     "sqlite folder": 4,
     "sqlite memory": 4,

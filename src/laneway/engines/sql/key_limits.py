@@ -120,11 +120,13 @@ class Visit:
         Those before them whose keys are at a limit are parked.
         """
         found: list[Next] = []
-        page = self._tx.all("ready_heads", self._lane.lane, most, passed)
+        lane = self._lane
+        first = lane.lane, lane.first_rank, lane.first_pos
+        page = self._tx.all("ready_heads", *first, most, passed)
         size = most
         while not self._add(found, page, most) and len(page) == size and not self._is_over():
             size = PAGE
-            page = self._tx.all("ready_keys", self._lane.lane, size, passed + len(found))
+            page = self._tx.all("ready_keys", *first, size, passed + len(found))
         return found
 
     def next_picked(

@@ -52,13 +52,13 @@ SELECT v.column1, v.column2, (SELECT p.mid FROM key_parked p
 -- name: ready_keys
 -- The keys of a lane's ready messages in their order, behind some of them.
 SELECT r.mid, r.rank, m.key, m.topic, m.serial FROM ready r LEFT JOIN message m ON m.mid = r.mid
- WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
+ WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?) ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
 
 -- name: ready_heads
 -- The same with what a lease reads of most messages.
 SELECT r.mid, r.rank, m.key, m.topic, m.serial, {head}
   FROM ready r LEFT JOIN message m ON m.mid = r.mid
- WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
+ WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?) ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
 
 -- name: ranked_keys
 -- The same as `ready_keys`, of messages whose rank is between two.
