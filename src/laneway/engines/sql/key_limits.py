@@ -83,8 +83,7 @@ def key_of(policy: Resolved, row: Row) -> str | None:
 class StoredKeyState(KeyState):
     """A row of `key_state`."""
 
-    first_rank: int = NO_RANK
-    """With `first_pos`: none of its parked messages has an earlier place."""
+    first_rank: int = NO_RANK  # with `first_pos`: no parked message has an earlier place
     first_pos: int = 0
 
 
@@ -120,8 +119,7 @@ class Visit:
         Those before them whose keys are at a limit are parked.
         """
         found: list[Next] = []
-        lane = self._lane
-        first = lane.lane, lane.first_rank, lane.first_pos
+        first = (lane := self._lane).lane, lane.first_rank, lane.first_pos
         page = self._tx.all("ready_heads", *first, most, passed)
         size = most
         while not self._add(found, page, most) and len(page) == size and not self._is_over():
