@@ -32,7 +32,7 @@ def tokens_of(text: str) -> int:
     return len(text) // 4 + ANSWER_TOKENS
 
 
-@app.task(topic="summaries.{customer}", id="{customer}-{document}")
+@app.task(topic="summaries.{customer}", id="{document}")
 def summarize(customer: str, document: int, text: str) -> str:
     """The provider's summary; each customer is a topic, so a large batch delays nobody else."""
     asked = {

@@ -858,8 +858,9 @@ class Laneway:
         """
         Return the handle of a task's call by its id, from any process.
 
-        `topic` is required if you chose the id and the topic depends on arguments; else it is
-        looked up.
+        Without `topic`, the id is found if the store generated it, and in the topics of this
+        program's tasks that do not depend on arguments. An id that you chose, or that was made for
+        a flow, a spool or an outbox, may need its topic.
         """
         return job_of(self.runtime, job_id, topic)
 

@@ -234,9 +234,9 @@ class Settlement(msgspec.Struct, gc=False):
       `concurrency="auto"`.
     - `overload`: what the end says about the destination, for topics with `concurrency="auto"`.
       `"back_off"` says that it is unavailable.
-    - `id`: the message's; only needed with an outcome.
-    - `outcome`: stored under the id for `outcome_ttl_us`, in the same transaction, if this ends the
-      message (`"acked"` or `"died"`).
+    - `id`, `topic`: the message's; only needed with an outcome.
+    - `outcome`: stored for `outcome_ttl_us`, in the same transaction, if this ends the message
+      (`"acked"` or `"died"`).
     """
 
     handle: int
@@ -249,13 +249,14 @@ class Settlement(msgspec.Struct, gc=False):
     begun: bool = True
     overload: Overload | None = None
     id: str | None = None
+    topic: str | None = None
     outcome: bytes | None = None
     outcome_ttl_us: int = 0
 
 
 class ProgressReport(msgspec.Struct, gc=False):
     """
-    Progress of a message, to be stored under its id for `ttl_us` microseconds.
+    Progress of a message, to be stored for `ttl_us` microseconds.
 
     With `handle` and `fence` it is stored only if that lease has not ended. Without them (from
     outside the handler) it is always stored. With `before` it is stored only if what is stored now
@@ -272,7 +273,7 @@ class ProgressReport(msgspec.Struct, gc=False):
 
 
 class StoredResult(msgspec.Struct, gc=False):
-    """What a store keeps under a message's id: its outcome, and its last reported progress."""
+    """What a store keeps of a message: its outcome, and its last reported progress."""
 
     outcome: bytes | None = None
     progress: bytes | None = None

@@ -190,6 +190,8 @@ def test_jobs_of_a_token(api: Api, store: str) -> None:
     with app:
         job, hidden = mine.delay(1), other.delay(2)
         named = mine.using(id="named").enqueue(3)
+        other.using(id="named").enqueue(5)
+        other.using(id=job.id).enqueue(6)
         app.run_worker(burst=True, topics=["jobs.acme.a", "jobs.bolt.a"])
         waiting = other.delay(4)
         for topic in ("", "?topic=jobs.acme.a"):
@@ -199,6 +201,8 @@ def test_jobs_of_a_token(api: Api, store: str) -> None:
                     acme.problem("GET", f"/v1/jobs/{path}", status=404)
                 acme.problem("DELETE", f"/v1/jobs/{found.id}{topic}", status=404)
         assert acme("GET", f"/v1/jobs/{named.id}?topic=jobs.acme.a").json["result"] == 3
+        acme.problem("GET", f"/v1/jobs/{named.id}?topic=jobs.bolt.a", status=403)
+        acme.problem("GET", f"/v1/jobs/{named.id}", status=404)
 
 
 def test_long_poll_of_a_token(api: Api, store: str, app: Laneway) -> None:

@@ -498,7 +498,8 @@ class Model(Engine):
         """Requeue with a new number and since; attempts, suspect and ttl start again."""
         policy = self.policy_table.resolve(message.topic)
         self.number += 1
-        self.outcomes.pop(message.id if RESULT_TTL_HEADER in (message.headers or {}) else "", None)
+        if RESULT_TTL_HEADER in (message.headers or {}):
+            self.outcomes.pop((message.topic, message.id), None)
         message.number, message.since, message.death, message.signals = (
             self.number,
             since,

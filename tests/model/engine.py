@@ -1146,9 +1146,10 @@ class Engine(Lanes):
             if (
                 settlement.outcome is not None
                 and settlement.id is not None
+                and settlement.topic is not None
                 and answer in ("acked", "died")
             ):
-                self.outcomes[settlement.id] = settlement.outcome
+                self.outcomes[settlement.topic, settlement.id] = settlement.outcome
         receipts = self._put(
             [
                 draft

@@ -71,7 +71,7 @@ class Lanes(Gates):
         self.finished: dict[tuple[str, str], int | None] = {}
         # (topic, merge key): when the window ends, with edge="leading"
         self.edges: dict[tuple[str, MergeKey], int] = {}
-        self.outcomes: dict[str, bytes] = {}  # by id
+        self.outcomes: dict[tuple[str, str], bytes] = {}  # by topic and id
         self.policy_table = PolicyTable(self.tiers)
         self.known_programs: dict[str, bytes] = {}
         self.election_records: dict[str, bytes] = {}
@@ -514,7 +514,7 @@ class Lanes(Gates):
                 "topic": message.topic,
                 "published_us": message.published,
             }
-            self.outcomes[message.id] = msgspec.json.encode(outcome)
+            self.outcomes[message.topic, message.id] = msgspec.json.encode(outcome)
 
     def _bury(self, message: Message, reason: str, error: str | None) -> None:
         self._store_outcome(message, "expired" if reason.startswith("expired") else "dead", reason)

@@ -83,12 +83,15 @@ def test_replication_without_a_standby(server: PostgresServer, opened: Opened) -
     assert "synchronous_standby_names" in refusal(opened, server.url, durability="replicated")
 
 
-def test_another_layout(server: PostgresServer, opened: Opened) -> None:
+@pytest.mark.parametrize(
+    ("layout", "advice"), [(99, "upgrade Laneway"), (LAYOUT - 1, "handle their messages with that")]
+)
+def test_another_layout(server: PostgresServer, opened: Opened, layout: int, advice: str) -> None:
     """A program of another version does not touch the tables."""
     engine = opened(server.url)
     namespace = engine.namespace  # type: ignore[attr-defined]
-    server.execute(f'UPDATE "{schema_of(namespace)}".layout SET version = 99')
-    with pytest.raises(SchemaMismatch, match="layout 99"):
+    server.execute(f'UPDATE "{schema_of(namespace)}".layout SET version = {layout}')
+    with pytest.raises(SchemaMismatch, match=f"layout {layout}, .*{advice}"):
         opened(server.url, namespace=namespace)
 
 

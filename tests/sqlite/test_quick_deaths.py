@@ -68,7 +68,8 @@ def settlement_of(random: Random, lease: Lease, *, dies: bool) -> Settlement:
     if random.random() < 0.05:
         settlement.overload = "timeout"
     if random.random() < 0.1:
-        settlement.id, settlement.outcome, settlement.outcome_ttl_us = lease.id, b"1", 10**9
+        settlement.id, settlement.topic = lease.id, lease.topic
+        settlement.outcome, settlement.outcome_ttl_us = b"1", 10**9
     return settlement
 
 

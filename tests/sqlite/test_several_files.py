@@ -545,7 +545,8 @@ def test_one_folder_of_sockets_wakes_for_all_files(opened: Opened) -> None:
         assert len(drain(engine)) == 1
 
 
-def test_results_and_progress_are_found_without_the_topic(opened: Opened) -> None:
+def test_results_of_generated_ids_are_found_without_the_topic(opened: Opened) -> None:
+    """An id that was chosen needs its topic."""
     engine = opened()
     drafts = [Draft(f"t.{n}", b"x", id=f"i{n}" if n % 2 else None) for n in range(16)]
     receipts = engine.put(drafts)
@@ -553,9 +554,12 @@ def test_results_and_progress_are_found_without_the_topic(opened: Opened) -> Non
     for receipt in receipts:
         lease = leases[receipt.id]
         ended = Settlement(lease.handle, lease.fence, "ack")
-        ended.id, ended.outcome, ended.outcome_ttl_us = receipt.id, b"so", 60_000_000
+        ended.id, ended.topic = receipt.id, receipt.topic
+        ended.outcome, ended.outcome_ttl_us = b"so", 60_000_000
         assert engine.settle([ended]) == ["acked"]
     found = engine.results([(receipt.id, None) for receipt in receipts])
+    assert [each.outcome for each in found] == [b"so", None] * 8
+    found = engine.results([(receipt.id, receipt.topic) for receipt in receipts])
     assert [each.outcome for each in found] == [b"so"] * 16
     engine.delete_result(receipts[0].id)
     assert engine.results([(receipts[0].id, receipts[0].topic)])[0].outcome is None

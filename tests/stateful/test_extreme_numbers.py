@@ -199,6 +199,7 @@ class Extremes:
                 begun=self.pick([True, False]),
                 overload=self.pick([None, "timeout", "answer"]),
                 id=lease.id,
+                topic=lease.topic,
                 outcome=self.pick([None, b"1"]),
                 outcome_ttl_us=self.pick([1, YEARS]),
             )

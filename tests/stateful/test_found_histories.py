@@ -66,13 +66,13 @@ def test_gate_whose_rate_is_removed_and_set_again(lockstep: Lockstep, between: b
 
 
 def test_outcome_comes_before_what_is_published_with_its_settlement(lockstep: Lockstep) -> None:
-    """A message that is dropped for a published one has the id of the one that was settled."""
+    """A published message that is dropped has the id of the one that was settled."""
     lockstep.now = START
     full = {"max_backlog": 1, "on_full": "drop_oldest"}
     do(lockstep, "policy_set", "code", "full", full)
     kept = {"laneway-result-ttl": "90000,90000"}
-    do(lockstep, "put", [Draft("a", b"1", id="i"), Draft("full", b"1", id="i", headers=kept)])
-    found = do(lockstep, "lease", 1, topics=["a"])
+    do(lockstep, "put", [Draft("full", b"1", id="i")])
+    found = do(lockstep, "lease", 1)
     settlements = [
         [
             Settlement(
@@ -80,14 +80,15 @@ def test_outcome_comes_before_what_is_published_with_its_settlement(lockstep: Lo
                 side.leases[0].fence,
                 "ack",
                 id="i",
+                topic="full",
                 outcome=b"so",
                 outcome_ttl_us=90 * SECOND,
             )
         ]
         for side in found
     ]
-    publish = {0: [Draft("full", b"2")]}
+    publish = {0: [Draft("full", b"1", id="i", headers=kept), Draft("full", b"2")]}
     options = {"now_us": lockstep.now, "publish": publish}
     lockstep.call("settle", (settlements[0],), (settlements[1],), **options)
     kept_of = lockstep.engine.results([("i", "full")], now_us=lockstep.now)[0].outcome
-    lockstep.compare("outcome", kept_of, lockstep.model.outcomes["i"])
+    lockstep.compare("outcome", kept_of, lockstep.model.outcomes["full", "i"])

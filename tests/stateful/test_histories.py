@@ -434,7 +434,8 @@ class Histories(RuleBasedStateMachine):
             if chance.random() < 0.2:
                 for side in (ENGINE, MODEL):
                     settlement = settlements[side][n]
-                    settlement.id, settlement.outcome = pair[side].id, b"so"
+                    settlement.id, settlement.topic = pair[side].id, pair[side].topic
+                    settlement.outcome = b"so"
                     settlement.outcome_ttl_us = YEARS
         if chance.random() < 0.05:
             for batch in settlements:
@@ -786,7 +787,7 @@ class Histories(RuleBasedStateMachine):
             self.lockstep.compare(
                 "results",
                 [each.outcome for each in kept],
-                [self.lockstep.model.outcomes.get(each) for each in ids],
+                [self.lockstep.model.outcomes.get((topic, each)) for each in ids],
             )
         self.steps += 1
         if self.steps % 5 == 0:

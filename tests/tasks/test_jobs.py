@@ -548,6 +548,46 @@ def test_merged_calls_share_a_result(make_app: MakeApp) -> None:
         assert second.get(SOON) == first.get(SOON) == 1
 
 
+def test_jobs_of_two_topics_with_the_same_id(make_app: MakeApp) -> None:
+    """Each has its own result, progress and end; cancelling or deleting one changes only that."""
+    app = make_app()
+    goes_on = {customer: threading.Event() for customer in ("slow", "stopped", "fast")}
+    was_stopped, stopped = threading.Event(), []
+    goes_on["fast"].set()
+
+    @app.task(bind=True, topic="export.{customer}", id="export")
+    async def export(self: Task[..., Any], customer: str) -> str:
+        self.update_state(meta={"customer": customer})
+        try:
+            await asyncio.to_thread(goes_on[customer].wait, SOON)
+        except asyncio.CancelledError:
+            stopped.append(customer)
+            was_stopped.set()
+            raise
+        return customer
+
+    with working(app):
+        slow, other, fast = (export.delay(customer) for customer in goes_on)
+        assert slow.id == other.id == fast.id
+        assert slow != other
+        assert fast.get(SOON) == "fast"
+        assert app.job("export", "export.fast").result == "fast"
+        assert (slow.ready(), other.ready()) == (False, False)
+        fast.delete()
+        assert fast.status == "unknown"
+        wait_for_progress = next(each for each in slow.watch(SOON) if each.info is not None)
+        assert wait_for_progress.info == {"customer": "slow"}
+        assert app.job("export").status == "unknown", "its topic depends on an argument"
+        assert other.cancel()
+        assert was_stopped.wait(SOON)
+        goes_on["slow"].set()
+        assert slow.get(SOON) == "slow"
+        assert stopped == ["stopped"]
+        with pytest.raises(JobCancelled):
+            other.get(SOON)
+        goes_on["stopped"].set()
+
+
 def test_a_job_is_known_in_another_process(make_app: MakeApp) -> None:
     app = make_app()
 

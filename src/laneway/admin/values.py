@@ -1,8 +1,9 @@
 """
 `app.values`: small values by name, each with a time to live.
 
-A value is stored like the progress of a message, under an id that no message has: the stores need
-nothing else for them, and who waits for one is notified in the same way.
+A value is stored like the progress of a message, with its name as the topic and an empty id, which
+no message has: the stores need nothing else for them, and who waits for one is notified in the same
+way.
 """
 
 from __future__ import annotations
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
     from laneway.message import StoredResult
     from laneway.units import Duration
-
-MARK = "\x1f"
-"""The beginning of the ids of values; an id of a message has no control characters."""
 
 MAX_NAME = 255
 """Most characters of a name."""
@@ -53,7 +51,7 @@ class Values(Noun):
         checked = [_checked("get", name) for name in arguments.texts("get", "names", names)]
         if not checked:
             return []
-        results = self._runtime.engine.results([(MARK + name, name) for name in checked])
+        results = self._runtime.engine.results([("", name) for name in checked])
         return [result.progress for result in results]
 
     def put(self, name: str, value: bytes | str, *, ttl: Duration) -> None:
@@ -96,7 +94,7 @@ class Values(Noun):
 
     def delete(self, name: str) -> None:
         """Delete a value, if it exists."""
-        self._runtime.engine.delete_result(MARK + _checked("delete", name), name)
+        self._runtime.engine.delete_result("", _checked("delete", name))
 
     def wait_for(
         self, name: str, *, unlike: bytes | None = None, timeout: Duration | None = None
@@ -118,14 +116,14 @@ class Values(Noun):
         def is_over() -> bool:
             return value is not None and value != unlike
 
-        watched = MARK + _checked("wait_for", name)
+        _checked("wait_for", name)
         waiter = self._runtime.result_waiter
-        waiter.watch(watched, name, note)
+        waiter.watch("", name, note)
         try:
             with changed:
                 return value if changed.wait_for(is_over, seconds) else None
         finally:
-            waiter.unwatch(watched, note)
+            waiter.unwatch("", name, note)
 
     def _report(self, report: ProgressReport) -> bool:
         return self._runtime.engine.report_progress([report])[0]
@@ -142,7 +140,7 @@ class Values(Noun):
 def _report(call: str, name: str, value: bytes | str, ttl: Duration) -> ProgressReport:
     seconds = arguments.seconds(call, "ttl", ttl, least=MIN_TTL)
     ttl_us = round(min(seconds, units.MAX_SECONDS) * units.SECOND)
-    return ProgressReport(MARK + _checked(call, name), name, _bytes(call, value), ttl_us)
+    return ProgressReport("", _checked(call, name), _bytes(call, value), ttl_us)
 
 
 def _checked(call: str, name: str) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from laneway.tasks.job import Job, JobState
 
 topic_option = click.option(
-    "--topic", help="The job's topic; needed if you chose the id, unless it is in a queue's topic."
+    "--topic", help="The job's topic; needed for an id that you chose, or of a flow."
 )
 
 
@@ -103,6 +103,6 @@ def requeue(session: Session, job_id: str, *, topic: str | None) -> None:
 def _known(session: Session, job_id: str, topic: str | None) -> Job[object]:
     found: Job[object] = session.app().job(job_id, topic)
     if found.state().status == "unknown":
-        hint = "" if topic is not None else "; an id that you chose needs its --topic"
+        hint = "" if topic else "; an id that you chose, or of a flow, needs its --topic"
         exit_with(f"job {job_id} is unknown, or its result has expired{hint}", REFUSED)
     return found

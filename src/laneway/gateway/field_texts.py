@@ -367,7 +367,7 @@ TEXTS = {
     "DeadBody.topic": "Only dead letters of this topic.",
     "DeadGroupsQuery.topic": "Only dead letters of this topic.",
     "DeadLettersQuery.topic": "Only dead letters of this topic.",
-    "JobQuery.topic": "Topic of the job; needed for your own ids.",
+    "JobQuery.topic": "Topic of the job; needed for your own ids and for those of a flow.",
     "topic_header": "Whether requests name the topic in a header.",
     "topics": "The topics.",
     "DeadGroupAnswer.topics": "Number of dead letters by topic, for the ten largest.",

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from laneway.engines.base import result_name
 from laneway.errors import EngineUnavailable
 
 if TYPE_CHECKING:
@@ -58,11 +59,11 @@ class ResultWaiter:
                 listening = self._listening = _Listening(engine)
                 listening.start()
 
-    def unwatch(self, job_id: str, callback: Callback) -> None:
+    def unwatch(self, job_id: str, topic: str | None, callback: Callback) -> None:
         """Stop calling `callback`."""
         with self._lock:
             if self._listening is not None:
-                self._listening.remove(job_id, callback)
+                self._listening.remove(_name(job_id, topic), callback)
 
     def close(self) -> None:
         """Stop listening."""
@@ -81,7 +82,7 @@ class _Listening(threading.Thread):
         self._process = os.getpid()
         self._listener: ResultListener = engine.result_listener()
         self._lock = threading.Lock()
-        self._watched: dict[str, tuple[str | None, list[Callback]]] = {}
+        self._watched: dict[str, tuple[tuple[str, str | None], list[Callback]]] = {}
         self._ended = False
         self._idle_since = time.monotonic()
 
@@ -91,28 +92,25 @@ class _Listening(threading.Thread):
 
     def add(self, job_id: str, topic: str | None, callback: Callback) -> bool:
         """Returns False if the thread has just ended because it was idle."""
+        name = _name(job_id, topic)
         with self._lock:
             if self._ended:
                 return False
-            known = self._watched.get(job_id)
-            if known is None:
-                self._watched[job_id] = (topic, [callback])
-            else:
-                known[1].append(callback)
-        self._listener.subscribe(job_id)
+            self._watched.setdefault(name, ((job_id, topic), []))[1].append(callback)
+        self._listener.subscribe(name)
         return True
 
-    def remove(self, job_id: str, callback: Callback) -> None:
+    def remove(self, name: str, callback: Callback) -> None:
         with self._lock:
-            known = self._watched.get(job_id)
+            known = self._watched.get(name)
             if known is None or callback not in known[1]:
                 return
             known[1].remove(callback)
             if known[1]:
                 return
-            del self._watched[job_id]
+            del self._watched[name]
             self._idle_since = time.monotonic()
-        self._listener.unsubscribe(job_id)
+        self._listener.unsubscribe(name)
 
     def end(self) -> None:
         self._ended = True
@@ -139,9 +137,9 @@ class _Listening(threading.Thread):
 
     def _call_back(self, wanted: list[str]) -> None:
         with self._lock:
-            those = [(each, self._watched[each]) for each in wanted if each in self._watched]
+            those = [self._watched[each] for each in wanted if each in self._watched]
         try:
-            results = self._engine.results([(each, topic) for each, (topic, _) in those])
+            results = self._engine.results([message for message, _ in those])
         except EngineUnavailable as error:
             if not self._ended:
                 log.warning(
@@ -151,9 +149,14 @@ class _Listening(threading.Thread):
                 with contextlib.suppress(OSError):
                     self._listener.subscribe(*wanted)
             return
-        for (_, (_, calls)), result in zip(those, results, strict=True):
+        for (_, calls), result in zip(those, results, strict=True):
             for callback in list(calls):
                 try:
                     callback(result)
                 except Exception:
                     log.exception("a callback for a change of a job failed")
+
+
+def _name(job_id: str, topic: str | None) -> str:
+    """The name of a job's result; of an unknown topic nothing is notified."""
+    return result_name(job_id, topic or "")

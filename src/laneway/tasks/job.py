@@ -171,26 +171,41 @@ class Job(Generic[R]):
         """Everything known about it now. Raises EngineUnavailable."""
         if self._local is not None:
             return self._state_of(StoredResult(), self._local, None)
-        address = [(self.id, self.topic)]
-        stored = self.runtime.engine.results(address)[0]
+        stored = self._first()
         if stored.outcome is None:
             view = self._find()
             if view is not None:
                 return self._state_of(stored, None, view)
-            stored = self.runtime.engine.results(address)[0]  # it may have ended in between
+            stored = self._stored()  # it may have ended in between
         return self._state_of(
             stored, outcomes.read(stored.outcome) if stored.outcome is not None else None, None
         )
 
     astate = async_variant(state)
 
+    def _topics(self) -> list[str | None]:
+        """Where it may be; no topic is needed for an id that was generated."""
+        is_known = self.topic is not None
+        return [self.topic] if is_known else [None, *_known_topics(self.runtime.handlers)]
+
+    def _first(self) -> StoredResult:
+        """What is stored of it. Its topic is looked up if the caller did not name it."""
+        stored = self._stored()
+        if self.topic is None and stored.outcome is None and self._find() is not None:
+            return self._stored()
+        return stored
+
+    def _stored(self) -> StoredResult:
+        topics = self._topics()
+        results = self.runtime.engine.results([(self.id, topic) for topic in topics])
+        for topic, stored in zip(topics, results, strict=True):
+            if stored.outcome is not None:
+                self.topic = topic
+                return stored
+        return results[0]
+
     def _find(self) -> MessageView | None:
-        topics = (
-            [self.topic]
-            if self.topic is not None
-            else [None, *_known_topics(self.runtime.handlers)]
-        )
-        found = (self.runtime.engine.find(self.id, topic) for topic in topics)
+        found = (self.runtime.engine.find(self.id, topic) for topic in self._topics())
         view = next((view for view in found if view is not None), None)
         if view is not None and self.topic is None:
             self.topic = view.topic
@@ -374,12 +389,13 @@ class Job(Generic[R]):
     def _changes(self, seconds: float | None) -> Iterator[StoredResult]:
         """What is stored of it: now, and after each change. Raises TimeoutError."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        first = self.runtime.engine.results([(self.id, self.topic)])[0]
+        first = self._first()
         yield first
         self._check_that_it_can_end()
         last = first
         changes: queue.SimpleQueue[StoredResult] = queue.SimpleQueue()
-        self.runtime.result_waiter.watch(self.id, self.topic, changes.put)
+        topic = self.topic
+        self.runtime.result_waiter.watch(self.id, topic, changes.put)
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -391,7 +407,7 @@ class Job(Generic[R]):
                     yield stored
                     last = stored
         finally:
-            self.runtime.result_waiter.unwatch(self.id, changes.put)
+            self.runtime.result_waiter.unwatch(self.id, topic, changes.put)
 
     def _check_that_it_can_end(self) -> None:
         if not getattr(self.runtime.engine, "runs_by_itself", True):
@@ -409,13 +425,12 @@ class Job(Generic[R]):
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 loop.call_soon_threadsafe(changes.put_nowait, stored)
 
-        first = await loop.run_in_executor(
-            self.threads, self.runtime.engine.results, [(self.id, self.topic)]
-        )
-        if first[0].outcome is None:
+        first = await loop.run_in_executor(self.threads, self._first)
+        if first.outcome is None:
             self._check_that_it_can_end()
+        topic = self.topic
         await loop.run_in_executor(
-            self.threads, self.runtime.result_waiter.watch, self.id, self.topic, put_change
+            self.threads, self.runtime.result_waiter.watch, self.id, topic, put_change
         )
         last: StoredResult | None = None
         try:
@@ -425,7 +440,7 @@ class Job(Generic[R]):
                     yield stored
                     last = stored
         finally:
-            self.runtime.result_waiter.unwatch(self.id, put_change)
+            self.runtime.result_waiter.unwatch(self.id, topic, put_change)
 
     def timeout_error(self, seconds: float | None) -> TimeoutError:
         """The error of a wait that took longer than it may."""
@@ -470,7 +485,7 @@ class Job(Generic[R]):
         def done(stored: StoredResult) -> None:
             if stored.outcome is None:
                 return
-            self.runtime.result_waiter.unwatch(self.id, done)
+            self.runtime.result_waiter.unwatch(self.id, topic, done)
             call = (
                 callback
                 if outcomes.read(stored.outcome).status == outcomes.SUCCESS or on_error is None
@@ -481,7 +496,10 @@ class Job(Generic[R]):
         if self._local is not None:
             self.threads.submit(_call_logged, callback, self)
         else:
-            self.runtime.result_waiter.watch(self.id, self.topic, done)
+            if self.topic is None:
+                self._first()
+            topic = self.topic
+            self.runtime.result_waiter.watch(self.id, topic, done)
         return self
 
     def watch(self, timeout: Duration | None = None) -> Iterator[JobState]:
@@ -556,7 +574,7 @@ class Job(Generic[R]):
         return self._note(change, handle, fence)
 
     def _note(self, change: Callable[[Progress], None], handle: int = 0, fence: int = 0) -> bool:
-        report = outcomes.progress(self.runtime.engine.results([(self.id, self.topic)])[0].progress)
+        report = outcomes.progress(self._first().progress)
         change(report)
         topic = self.topic or self.state().topic or ""
         return self.runtime.engine.report_progress(
@@ -595,6 +613,7 @@ class Job(Generic[R]):
     def delete(self) -> None:
         """Cancel it if it waits, drop its dead letter, and delete its result."""
         self.cancel()
+        self._first()
         if self.topic is not None:
             self.runtime.engine.dead_drop(self.topic, [self.id])
         self.runtime.engine.delete_result(self.id, self.topic)
@@ -612,7 +631,11 @@ class Job(Generic[R]):
     arequeue = async_variant(requeue)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Job) and (self.id, self.runtime) == (other.id, other.runtime)
+        return (
+            isinstance(other, Job)
+            and (self.id, self.runtime) == (other.id, other.runtime)
+            and (self.topic == other.topic or None in (self.topic, other.topic))
+        )
 
     def __hash__(self) -> int:
         return hash(self.id)

@@ -1,6 +1,6 @@
 """
-How a task's outcome and its progress are stored: as JSON under the message's id. How a stored error
-becomes an exception again.
+How a task's outcome and its progress are stored: as JSON. How a stored error becomes an exception
+again.
 """
 
 from __future__ import annotations

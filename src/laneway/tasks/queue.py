@@ -244,7 +244,7 @@ class Queue:
             return self._published(task, call, self._publish(self._message(task, call, None)))
         job_id = call.options.get("job_id")
         before = _jobs(self.runtime, waits.jobs)
-        if job_id is not None and job_id in {job.id for job in before}:
+        if any(job.id == job_id and job.topic in (None, self.name) for job in before):
             raise UsageError(f"enqueue: job {job_id} depends on itself; leave it out of depends_on")
         for job in before:
             if job.status == "unknown":
@@ -576,14 +576,14 @@ def _dependency(value: Any) -> Dependency | None:
 
 def _jobs(runtime: Runtime, value: Any) -> list[Job[Any]]:
     listed = value if isinstance(value, (list, tuple)) else [value]
-    jobs: dict[str, Job[Any]] = {}
+    jobs: dict[tuple[str, str | None], Job[Any]] = {}
     for each in listed:
         job = (
             each
             if isinstance(each, Job)
             else Job(runtime, arguments.name("enqueue", "depends_on", each))
         )
-        jobs.setdefault(job.id, job)
+        jobs.setdefault((job.id, job.topic), job)
     return list(jobs.values())
 
 

@@ -122,11 +122,8 @@ class TaskHandler(Handler):
             # if it is dead after all, since its policy has just changed, the engine signals it
             return ()
         if times is not None:
-            settlement.id, settlement.outcome, settlement.outcome_ttl_us = (
-                lease.id,
-                stored,
-                times[error is not None],
-            )
+            settlement.id, settlement.topic = lease.id, lease.topic
+            settlement.outcome, settlement.outcome_ttl_us = stored, times[error is not None]
         if around is None or not (around.then or around.errors):
             return ()
         return flow.following(

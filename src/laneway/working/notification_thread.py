@@ -33,8 +33,8 @@ POLL_SECONDS = 60.0
 
 class NotificationThread(threading.Thread):
     """
-    Calls `aborted` with the ids of messages whose leases were ended, and `pinged` with the ids of
-    workers that are to send a heartbeat; both in this thread.
+    Calls `aborted` with the names (`result_name`) of messages whose leases were ended, and `pinged`
+    with the ids of workers that are to send a heartbeat; both in this thread.
     """
 
     def __init__(

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from laneway import codec, storable
+from laneway.engines.base import result_name
 from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, UsageError
 from laneway.message import Settlement
 from laneway.working import worker_hooks
@@ -553,9 +554,9 @@ class Worker:
     def lost(self, deliveries: list[WorkerDelivery]) -> None:
         self._loop.call_soon_threadsafe(self._let_go_of, deliveries)
 
-    def aborted(self, ids: set[str]) -> None:
+    def aborted(self, names: set[str]) -> None:
         with contextlib.suppress(RuntimeError):  # the worker has ended
-            self._loop.call_soon_threadsafe(self._abort, ids)
+            self._loop.call_soon_threadsafe(self._abort, names)
 
     def overdue(self, units: dict[WorkerDelivery, float]) -> None:
         self._loop.call_soon_threadsafe(self._stop_overdue, units)
@@ -920,10 +921,14 @@ class Worker:
         self._give_up(unit, error, settlements)
         self.dispatch()
 
-    def _abort(self, ids: set[str]) -> None:
+    def _abort(self, names: set[str]) -> None:
         """Messages were cancelled from outside; some of them may be here."""
         held = self._engine_thread.held
-        deliveries = [each for each in list(held.values()) if each and each.lease.id in ids]
+        deliveries = [
+            each
+            for each in list(held.values())
+            if each and result_name(each.lease.id, each.lease.topic) in names
+        ]
         for delivery in deliveries:
             held.pop(delivery.lease.fence, None)
         self._let_go_of(deliveries, is_cancelled=True)

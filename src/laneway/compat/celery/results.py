@@ -152,6 +152,7 @@ class AsyncResult:
 
     def forget(self) -> None:
         """Delete its result."""
+        self.job.state()  # finds its topic
         self.app.laneway.engine.delete_result(self.job.id, self.job.topic)
 
     def __await__(self) -> Any:

@@ -18,6 +18,7 @@ import traceback
 from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from asgiref.sync import sync_to_async
 from django import VERSION
@@ -92,6 +93,7 @@ class LanewayBackend(Backend):
         job = (
             (arun if inspect.iscoroutinefunction(task.func) else run)
             .using(
+                id=f"{task.queue_name}:{uuid4().hex}",  # `get_result` has only the id
                 priority=task.priority,
                 at=_aware(task.run_after),
                 connection=outbox_connection() if self.options.get("OUTBOX") else None,
@@ -109,9 +111,13 @@ class LanewayBackend(Backend):
         The result of a task, from any process. Raises TaskResultDoesNotExist if no task has this
         id, or if its result is no longer kept.
         """
-        state = app.job(str(result_id)).state()
+        result_id = str(result_id)
+        topic = PREFIX + result_id.rpartition(":")[0]
+        if topic == PREFIX:
+            raise DoesNotExist(result_id)
+        state = app.job(result_id, topic).state()
         record: Record | None = state.result if state.status == "success" else state.info
-        if record is None and (message := app.explain(str(result_id)).message) is not None:
+        if record is None and (message := app.explain(result_id, topic).message) is not None:
             record = _record_of(message.body)
         if not isinstance(record, dict) or "task" not in record:
             raise DoesNotExist(result_id)

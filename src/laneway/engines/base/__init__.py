@@ -52,6 +52,7 @@ from laneway.engines.base.constants import (
     UNHANDLED_FIRST_US,
     UNHANDLED_MAX_US,
     UNTIL_SIGNALLED_US,
+    result_name,
 )
 from laneway.engines.base.delivery_log import DeliveryLog, LogEntry
 from laneway.engines.base.elections import Elections
@@ -194,4 +195,5 @@ __all__ = [
     "WorkerFacts",
     "WorkerState",
     "WorkerView",
+    "result_name",
 ]

@@ -39,11 +39,17 @@ UNTIL_SIGNALLED_US = 7_258_118_400_000_000
 ABORT = "!"
 """
 A `ResultListener` that subscribes to this learns which leases were ended by `Results.cancel`.
-`poll` then returns this prefix followed by the message's id.
+`poll` then returns this prefix followed by the message's `result_name`.
 """
 
 CHANGED = "="
 """The prefix of the names that `Wakeup.watch_topic` returns, for `ResultListener.subscribe`."""
+
+
+def result_name(message_id: str, topic: str) -> str:
+    """The name of a message's result, for `ResultListener.subscribe`."""
+    return f"{topic}\x1f{message_id}"
+
 
 HOUSEKEEPING_LIMIT = 1000
 """

@@ -1,4 +1,4 @@
-"""What the store keeps under a message's id: its outcome, and its progress until then."""
+"""What the store keeps of a message, by its topic and id: its outcome and its progress."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ class Results(Protocol):
         self, reports: Sequence[ProgressReport], *, now_us: int | None = None
     ) -> list[bool]:
         """
-        Store the progress of messages under their ids; the last report replaces earlier ones.
-        Values of the application (`laneway.admin.values`) are stored in the same way, under ids
-        that no message has.
+        Store the progress of messages; the last report replaces earlier ones. Values of the
+        application (`laneway.admin.values`) are stored in the same way, under an empty id.
 
         Returns False for each whose lease has ended, or whose stored value is not `before`;
         nothing was stored then.
@@ -45,14 +44,17 @@ class Results(Protocol):
         """
         Read the stored outcome and progress of messages.
 
-        Arguments: `ids`: (message id, topic) pairs. The topic may be None; finding an id that the
-        caller chose then takes a read in every shard.
+        Arguments: `ids`: (message id, topic) pairs. With None as the topic, only a generated id
+        whose outcome is stored is found.
 
         Returns a `StoredResult` for each, empty if nothing is stored.
         """
 
     def delete_result(self, message_id: str, topic: str | None = None) -> None:
-        """Delete the stored outcome and progress of a message, if there are any."""
+        """
+        Delete the stored outcome and progress of a message, if there are any. `topic`: as in
+        `results`.
+        """
 
     def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         """

@@ -19,24 +19,25 @@ class ResultListener(Protocol):
     `poll` and `close` belong to one thread; any thread may call the other methods.
     """
 
-    def subscribe(self, *ids: str) -> None:
+    def subscribe(self, *names: str) -> None:
         """
-        Subscribe to these message ids, `ABORT`, `PING`, or names from `Wakeup.watch_topic`.
+        Subscribe to these names of `result_name`, `ABORT`, `PING`, or names from
+        `Wakeup.watch_topic`.
 
         Each is reported once as soon as its subscription is active; read its state then. Later
         reports mean that its state changed.
         """
 
-    def unsubscribe(self, *ids: str) -> None:
+    def unsubscribe(self, *names: str) -> None:
         """Cancel these subscriptions."""
 
     def poll(self, timeout: float) -> list[str] | None:
         """
         Wait at most `timeout` seconds for notifications.
 
-        Returns the ids that were reported; empty after the timeout or `wake`. None means that
+        Returns the names that were reported; empty after the timeout or `wake`. None means that
         notifications may have been lost, for example after a reconnect; read the state of all
-        subscribed ids.
+        subscribed names.
         """
 
     def wake(self) -> None:

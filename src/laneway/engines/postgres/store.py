@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from laneway.engines.sql.store import Place, Read
     from laneway.message import Draft
 
-LAYOUT = 1
-"""The layout of the tables; 1 is that of 0.1.0, the first version whose tables are kept."""
+LAYOUT = 2
+"""The layout of the tables; 2 is that of 0.1.0, the first version whose tables are kept."""
 
 LEAST_SERVER = 140_000
 
@@ -337,9 +337,15 @@ class Store:
     def _check_layout(self, version: int) -> None:
         # In each transaction that writes: another program may have upgraded the tables.
         if version != LAYOUT:
+            advice = (
+                "nothing was changed: upgrade Laneway and start this program again"
+                if version > LAYOUT
+                else "a Laneway before 0.1.0 created them: handle their messages with that version,"
+                " then use another namespace"
+            )
             raise SchemaMismatch(
                 f"{self.name}: the tables have layout {version}, this Laneway knows layout"
-                f" {LAYOUT}; nothing was changed: upgrade Laneway and start this program again"
+                f" {LAYOUT}; {advice}"
             )
 
     def _layout(self, connection: psycopg.Connection[Any]) -> int | None:

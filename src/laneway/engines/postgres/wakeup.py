@@ -337,9 +337,9 @@ class _PresentResults(StoreResultListener):
         if self._presence is not None and not self._presence.is_notified:
             self.look_again = seconds
 
-    def subscribe(self, *ids: str) -> None:
+    def subscribe(self, *names: str) -> None:
         self._set_pause(FIRST_PAUSE)
-        super().subscribe(*ids)
+        super().subscribe(*names)
 
     def poll(self, timeout: float) -> list[str] | None:
         found = super().poll(timeout)

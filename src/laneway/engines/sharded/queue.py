@@ -192,10 +192,12 @@ class ShardedQueue(ABC):
     ) -> list[bool]: ...
 
     @abstractmethod
-    def _results_on(self, shard: int, ids: Sequence[str]) -> list[StoredResult]: ...
+    def _results_on(
+        self, shard: int, ids: Sequence[tuple[str, str | None]]
+    ) -> list[StoredResult]: ...
 
     @abstractmethod
-    def _delete_result_on(self, shard: int, message_id: str) -> None: ...
+    def _delete_result_on(self, shard: int, message_id: str, topic: str | None) -> None: ...
 
     @abstractmethod
     def _leased_id_on(self, shard: int, settlement: Settlement) -> str | None:
@@ -594,7 +596,7 @@ class ShardedQueue(ABC):
             for shard in self._shards_of_result(message_id, topic):
                 positions_by_shard.setdefault(shard, []).append(position)
         for shard, positions in positions_by_shard.items():
-            stored = self._results_on(shard, [ids[n][0] for n in positions])
+            stored = self._results_on(shard, [ids[n] for n in positions])
             for position, result in zip(positions, stored, strict=True):
                 if result.outcome is not None:
                     results[position].outcome = result.outcome
@@ -604,16 +606,16 @@ class ShardedQueue(ABC):
 
     def delete_result(self, message_id: str, topic: str | None = None) -> None:
         for shard in self._shards_of_result(message_id, topic):
-            self._delete_result_on(shard, message_id)
+            self._delete_result_on(shard, message_id, topic)
 
     def _shards_of_result(self, message_id: str, topic: str | None) -> Sequence[int]:
         """The shards that may store the result of a message."""
         generated = self._namespace.generated(message_id)
-        if generated is not None:
-            return [generated[0]]
-        if topic is None:
-            return range(self._namespace.shards)
-        return self._namespace.routes.shards_of(topic)
+        shards = [] if topic is None else self._namespace.routes.shards_of(topic)
+        if generated is None:
+            return shards
+        # Another topic may use an id again that was generated for a message of this shard.
+        return [generated[0]] if generated[0] in shards else [*shards, generated[0]]
 
 
 def waits_for_signals(draft: Draft) -> bool:

@@ -194,8 +194,8 @@ class SqlQueue(Waits):
             commit = store.written
         for pool in tx.pools_to_notify:
             self._wakeup.notify(pool, has_arrivals=tx.has_arrivals)
-        if tx.changed_ids:
-            self._wakeup.notify_results(tx.changed_ids)
+        if tx.changed_results:
+            self._wakeup.notify_results(tx.changed_results)
         if durable:  # now: the workers that were notified begin meanwhile
             store.sync(commit)
 
@@ -476,12 +476,11 @@ class SqlQueue(Waits):
         self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None
     ) -> list[StoredResult]:
         with self.view(now_us) as tx:
-            return results.read(tx, [message_id for message_id, _ in ids])
+            return results.read(tx, ids)
 
     def delete_result(self, message_id: str, topic: str | None = None) -> None:
-        del topic
         with self.transaction(None, durable=True) as tx:
-            tx.run("kept_delete", message_id)
+            tx.run("kept_delete", message_id, results.topic_of(tx, message_id, topic))
 
     def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None

@@ -38,14 +38,9 @@ def explain(
 
 
 def _absent(tx: Transaction, message_id: str, topic: str | None) -> Explanation:
-    known = (
-        tx.one("ident_anywhere", message_id)
-        if topic is None
-        else tx.one("ident_read", message_id, topic)
-    )
-    if known is None or (known[-1] is not None and known[-1] <= tx.now):
-        return explaining.absent(message_id, topic, finished=False)
-    return explaining.absent(message_id, topic or known[0], finished=True)
+    known = tx.one("ident_read", message_id, topic) if topic is not None else None
+    finished = known is not None and (known[1] is None or known[1] > tx.now)
+    return explaining.absent(message_id, topic, finished=finished)
 
 
 def _facts(tx: Transaction, row: Row, view: MessageView, stores: Sequence[Transaction]) -> Facts:

@@ -105,7 +105,7 @@ class StoreResultListener(_Listener):
     """
     Is notified of stored outcomes and progress. It is one of `listeners` until it is closed.
 
-    A notification of another process may be lost, so `poll` asks its caller to read all ids again
+    A notification of another process may be lost, so `poll` asks its caller to read all again
     (None) after a second without notifications.
     """
 
@@ -118,16 +118,16 @@ class StoreResultListener(_Listener):
         """Seconds without notifications after which the caller reads all."""
         listeners.append(self)
 
-    def subscribe(self, *ids: str) -> None:
-        self._subscribed.update(ids)
-        self.notify(ids)
+    def subscribe(self, *names: str) -> None:
+        self._subscribed.update(names)
+        self.notify(names)
 
-    def unsubscribe(self, *ids: str) -> None:
-        self._subscribed.difference_update(ids)
+    def unsubscribe(self, *names: str) -> None:
+        self._subscribed.difference_update(names)
 
-    def notify(self, ids: Sequence[str]) -> None:
-        """Something was stored under these ids."""
-        self._notified.extend(ids)
+    def notify(self, names: Sequence[str]) -> None:
+        """Something was stored under these names."""
+        self._notified.extend(names)
         self.wake()
 
     def poll(self, timeout: float) -> list[str] | None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.base import ENDED, FLOW_HEADER, TASK_HEADER
+from laneway.engines.base import ENDED, FLOW_HEADER, TASK_HEADER, result_name
+from laneway.engines.shared.naming import generated_id
 from laneway.engines.shared.refusals import ended, result_ttls_us
 from laneway.engines.sql.rows import Row, read_headers, to_json
 from laneway.message import Draft
@@ -29,20 +30,29 @@ def store_outcomes(
     tx: Transaction, settlements: Sequence[Settlement], answers: Sequence[str]
 ) -> None:
     """Store the outcomes that handlers reported with the settlements that ended their messages."""
+    nonce = tx.shard.nonce
     rows = [
-        (settlement.id, OUTCOME, tx.now + settlement.outcome_ttl_us, bytearray(settlement.outcome))
+        (
+            settlement.id,
+            settlement.topic,
+            OUTCOME,
+            tx.now + settlement.outcome_ttl_us,
+            int(settlement.id == generated_id(nonce, settlement.handle)),
+            bytearray(settlement.outcome),
+        )
         for settlement, answer in zip(settlements, answers, strict=True)
         if settlement.outcome is not None
         and settlement.id is not None
+        and settlement.topic is not None
         and answer in ("acked", "died")
     ]
     if rows:
         tx.run_rows("kept_write", rows)
-        tx.shard.expect_wake(min(until for _, _, until, _ in rows))
-        tx.changed_ids += [row[0] for row in rows]
+        tx.shard.expect_wake(min(row[3] for row in rows))
+        tx.changed_results += [result_name(message_id, topic) for message_id, topic, *_ in rows]
         if tx.one("followers_any") is not None:
-            for message_id, _, _, outcome in rows:
-                _notify_followers(tx, message_id, bytes(outcome))
+            for message_id, topic, *_, outcome in rows:
+                _notify_followers(tx, message_id, topic, bytes(outcome))
 
 
 def message_ended(
@@ -68,31 +78,32 @@ def message_ended(
             )
         )
     if ttls is not None:
-        tx.kept.put((message_id, OUTCOME), tx.now + ttls[1], outcome)
-        tx.changed_ids.append(message_id)
-        _notify_followers(tx, message_id, outcome)
+        key = (message_id, topic, OUTCOME)
+        tx.kept.put(key, tx.now + ttls[1], int(row.id is None), outcome)
+        tx.changed_results.append(result_name(message_id, topic))
+        _notify_followers(tx, message_id, topic, outcome)
 
 
-def message_revived(tx: Transaction, row: Row) -> None:
+def message_revived(tx: Transaction, row: Row, topic: str) -> None:
     """A dead letter was redriven: forget the outcome of its end."""
     if row.headers is not None and result_ttls_us(read_headers(row.headers)) is not None:
         message_id = tx.id_of(row)
-        tx.run("kept_delete", message_id)
-        tx.changed_ids.append(message_id)
+        tx.run("kept_delete", message_id, topic)
+        tx.changed_results.append(result_name(message_id, topic))
 
 
-def _notify_followers(tx: Transaction, message_id: str, outcome: bytes) -> None:
+def _notify_followers(tx: Transaction, message_id: str, topic: str, outcome: bytes) -> None:
     """Publish one end notice for all that follow the message."""
-    followers = tx.all("followers_of", message_id)
+    followers = tx.all("followers_of", message_id, topic)
     if not followers:
         return
-    tx.run("followers_delete", message_id)
+    tx.run("followers_delete", message_id, topic)
     content = {
         "id": message_id,
         "outcome": msgspec.Raw(outcome),
-        "followers": [msgspec.Raw(body) for _, body in followers],
+        "followers": [msgspec.Raw(body) for (body,) in followers],
     }
-    tx.end_notices.append(_end_notice(followers[0][0], content))
+    tx.end_notices.append(_end_notice(topic, content))
 
 
 def _end_notice(topic: str, content: dict[str, Any]) -> Draft:

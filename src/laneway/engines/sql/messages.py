@@ -284,21 +284,20 @@ def topic_of_generated(tx: Transaction, mid: int) -> str | None:
 
 
 def find(tx: Transaction, message_id: str, topic: str | None) -> Row | None:
-    """A message by its id, its own or a generated one, which contains the row's number."""
+    """A message by its topic and id. Without the topic, only a generated id is found."""
+    number = parse_generated_id(tx.shard.nonce, message_id)
     if topic is None:
+        row = read(tx, number) if number is not None else None
+        if row is not None or number is None:
+            return row
         ident = tx.one("ident_anywhere", message_id)
-        mid = ident[1] if ident is not None else None
     else:
         ident = tx.idents.get(message_id, topic)
-        mid = ident[0] if ident is not None else None
-    if mid is None:
-        mid = parse_generated_id(tx.shard.nonce, message_id)
-        if mid is None:
-            return None
-        its_topic = topic_of_generated(tx, mid)
-        if its_topic is None or topic not in (None, its_topic):
-            return None
-    return read(tx, mid)
+    if ident is not None and ident[0] is not None:
+        return read(tx, ident[0])
+    if number is None or topic is None or topic_of_generated(tx, number) != topic:
+        return None
+    return read(tx, number)
 
 
 def finish_ids(tx: Transaction, row: Row | Ended, topic: str, *, remember: bool) -> None:

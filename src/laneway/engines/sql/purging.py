@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.engines.base import ABORT, CancelAnswer
+from laneway.engines.base import ABORT, CancelAnswer, result_name
 from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
 from laneway.engines.sql import key_limits, leases, message_ends, messages, views
 from laneway.engines.sql.rows import Held, Lane, Row
@@ -118,7 +118,7 @@ def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
     leases.release_slots(tx, lane, held, tx.now - held.granted)
     messages.remove_ended(tx, lane, row, its_topic)
     tx.place(lane)
-    tx.changed_ids.append(ABORT + tx.id_of(row))
+    tx.changed_results.append(ABORT + result_name(tx.id_of(row), its_topic))
     return "aborted"
 
 
@@ -167,7 +167,7 @@ def redrive(tx: Transaction, letters: Sequence[Letter], *, first: int, spacing_u
         tx.dead_letters.delete(mid)
         tx.shard.dead -= 1
         tx.letters[its_topic] = tx.letters.get(its_topic, 0) - 1
-        message_ends.message_revived(tx, row)
+        message_ends.message_revived(tx, row, its_topic)
         lane = _put_back(tx, row, its_topic, first + n * spacing_us)
         lanes[lane.lane] = lane
     for lane in lanes.values():

@@ -1,5 +1,6 @@
 """
-What other programs read and wait for by a message's id: outcomes, progress, followers, signals.
+What other programs read and wait for by a message's topic and id: outcomes, progress, followers,
+signals.
 
 Outcomes are stored by `endings`, when messages end.
 """
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from laneway import headers as control
-from laneway.engines.base import UNTIL_SIGNALLED_US
+from laneway.engines.base import UNTIL_SIGNALLED_US, result_name
 from laneway.engines.shared.naming import parse_generated_id
 from laneway.engines.shared.refusals import (
     explicit_due,
@@ -31,15 +32,25 @@ if TYPE_CHECKING:
     from laneway.message import Draft, ProgressReport
 
 
-def read(tx: Transaction, ids: Sequence[str]) -> list[StoredResult]:
-    """The outcome and the progress that are stored under each of these ids."""
-    results = [StoredResult() for _ in ids]
-    for n, slot, body in tx.all("kept_read", tx.array(ids), tx.now):
-        if slot == OUTCOME:
-            results[n].outcome = body
-        else:
-            results[n].progress = body
-    return results
+def read(tx: Transaction, ids: Sequence[tuple[str, str | None]]) -> list[StoredResult]:
+    """The outcome and the progress that are stored of each of these messages: (id, topic)."""
+    named = [(message_id, topic_of(tx, message_id, topic)) for message_id, topic in ids]
+    tx.kept.load((*each, slot) for each in named for slot in (OUTCOME, PROGRESS))
+    return [
+        StoredResult(*(_stored(tx, *each, slot) for slot in (OUTCOME, PROGRESS))) for each in named
+    ]
+
+
+def _stored(tx: Transaction, message_id: str, topic: str, slot: int) -> bytes | None:
+    stored = tx.kept.get(message_id, topic, slot)
+    return stored[2] if stored is not None and stored[0] > tx.now else None
+
+
+def topic_of(tx: Transaction, message_id: str, topic: str | None) -> str:
+    """The topic of a result that is stored; without one, that of a generated id, or ""."""
+    if topic is None:
+        (topic,) = tx.one("kept_topic", message_id) or ("",)
+    return topic
 
 
 def report_progress(tx: Transaction, reports: Sequence[ProgressReport]) -> list[bool]:
@@ -48,18 +59,19 @@ def report_progress(tx: Transaction, reports: Sequence[ProgressReport]) -> list[
     that lease is held, one with `before` only if that is stored.
     """
     held = leases.by_fence(tx, (report.fence for report in reports))
-    swapped = [report.id for report in reports if report.before is not UNSET]
-    found = read(tx, swapped) if swapped else []
-    stored = dict(zip(swapped, (each.progress for each in found), strict=True))
+    tx.kept.load(
+        (report.id, report.topic, PROGRESS) for report in reports if report.before is not UNSET
+    )
     answers: list[bool] = []
     for report in reports:
         may_store = not report.fence or leases.is_held(held.get(report.fence), report.handle)
         if report.before is not UNSET:
-            may_store = may_store and stored[report.id] == report.before
+            stored = _stored(tx, report.id, report.topic, PROGRESS)
+            may_store = may_store and stored == report.before
         if may_store:
-            tx.kept.put((report.id, PROGRESS), tx.now + report.ttl_us, report.body)
-            tx.changed_ids.append(report.id)
-            stored[report.id] = report.body
+            key = (report.id, report.topic, PROGRESS)
+            tx.kept.put(key, tx.now + report.ttl_us, 0, report.body)
+            tx.changed_results.append(result_name(report.id, report.topic))
         answers.append(may_store)
     return answers
 
@@ -71,7 +83,7 @@ def on_end(tx: Transaction, message_id: str, topic: str | None, follower: bytes)
 
     Raises UsageError if the message is not there, or its outcome will not be stored.
     """
-    outcome = read(tx, [message_id])[0].outcome
+    outcome = read(tx, [(message_id, topic)])[0].outcome
     if outcome is not None:
         return outcome
     row = messages.find(tx, message_id, topic)

@@ -386,13 +386,15 @@ CREATE TABLE event (                     -- what happens by the clock
     PRIMARY KEY (at, kind, a)
 ) WITHOUT ROWID;
 
--- What is stored under a message's id: its outcome (slot 0) and its last progress report (slot 1).
+-- What is stored of a message: its outcome (slot 0) and its last progress report (slot 1).
 CREATE TABLE kept (
-    id    TEXT NOT NULL,
-    slot  INTEGER NOT NULL,
-    until INTEGER NOT NULL,
-    body  BLOB NOT NULL,
-    PRIMARY KEY (id, slot)
+    id        TEXT NOT NULL,
+    topic     TEXT NOT NULL,
+    slot      INTEGER NOT NULL,
+    until     INTEGER NOT NULL,
+    generated INTEGER NOT NULL,          -- 1: an outcome that is found by its generated id alone
+    body      BLOB NOT NULL,
+    PRIMARY KEY (id, topic, slot)
 ) WITHOUT ROWID;
 CREATE INDEX kept_until ON kept (until);
 
@@ -402,7 +404,7 @@ CREATE TABLE came (mid INTEGER NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (mid, n
 -- The followers that a message's end notice carries.
 CREATE TABLE follower (no {numbered}, id TEXT NOT NULL, topic TEXT NOT NULL,
     body BLOB NOT NULL);
-CREATE INDEX follower_id ON follower (id);
+CREATE INDEX follower_id ON follower (id, topic);
 
 -- The programs that serve this namespace, and who leads what.
 CREATE TABLE workers (                   -- one row each; every heartbeat replaces it

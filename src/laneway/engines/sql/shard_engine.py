@@ -244,12 +244,12 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
     ) -> list[bool]:
         return self._space.on(shard, lambda store: store.report_progress(reports, now_us=now_us))
 
-    def _results_on(self, shard: int, ids: Sequence[str]) -> list[StoredResult]:
+    def _results_on(self, shard: int, ids: Sequence[tuple[str, str | None]]) -> list[StoredResult]:
         with self._space.stores[shard].view() as tx:
             return results.read(tx, ids)
 
-    def _delete_result_on(self, shard: int, message_id: str) -> None:
-        self._space.on(shard, lambda store: store.delete_result(message_id))
+    def _delete_result_on(self, shard: int, message_id: str, topic: str | None) -> None:
+        self._space.on(shard, lambda store: store.delete_result(message_id, topic))
 
     # Waiting
 

@@ -207,7 +207,7 @@ class Transaction(Statements):
     view: it reads for itself and is never flushed.
 
     What its caller does after the commit: notify `pools_to_notify` (with `has_arrivals`) and the
-    listeners of `changed_ids`. What it does before: publish `end_notices`.
+    listeners of `changed_results`. What it does before: publish `end_notices`.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class Transaction(Statements):
         # The message that is being settled, if its handler reported its end; and with an outcome?
         self.reported_by_handler: tuple[int, bool] | None = None
         self.letters: dict[str, int] = {}  # by topic: dead letters, more or less, not written yet
-        self.changed_ids: list[str] = []  # of messages whose outcome or progress was stored
+        self.changed_results: list[str] = []  # names; see `result_name`
         # Lanes that became runnable, or came to a gate, in this transaction; indexes lack them.
         self.came_up: list[Lane] = []
         self._has_departures = False  # indexes list a lane that is no longer there
@@ -355,10 +355,10 @@ class Transaction(Statements):
 
     @cached_property
     def kept(self) -> Table:
-        """(id, slot) → (until, body)."""
-        return TimedTable(self, "kept", 2, write="kept_write", delete="", converts=True).timed_by(
-            self.shard, 0
-        )
+        """(id, topic, slot) → (until, whether the id was generated, body)."""
+        return TimedTable(
+            self, "kept", 3, read="kept_read", write="kept_write", delete="", converts=True
+        ).timed_by(self.shard, 0)
 
     @cached_property
     def signals(self) -> Table:
@@ -1140,7 +1140,7 @@ class Transaction(Statements):
                     tier_queue = self.tier_queue_of(lane)
                     self.groups.leave(lane)
                     lane.tier_queue = tier_queue.number
-        self.changed_ids += self._changes.write(self)
+        self.changed_results += self._changes.write(self)
 
     def count_deliveries(self, lane: Lane, taken: int) -> None:
         """Count deliveries, also in the windows of the lane's recent rate."""

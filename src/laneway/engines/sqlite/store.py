@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 APPLICATION_ID = 0x4C_41_4E_45  # "LANE": distinguishes our files from other SQLite files
-SCHEMA_VERSION = 24
-"""The layout of `schema.sql`; 22 is that of 0.1.0, the first version whose files are kept."""
+SCHEMA_VERSION = 25
+"""The layout of `schema.sql`; 25 is that of 0.1.0, the first version whose files are kept."""
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 """`NNNN_name.sql` brings a file of the layout before NNNN to layout NNNN; 0.1.0 needs none."""

@@ -446,9 +446,10 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         found = views.find(self._view(), message_id, topic)
         shards = self._shards_of_result(message_id, topic) if found is None else [found[0]]
         for shard in shards:
-            mid = b"" if found is None else found[1].mid
+            mid, its_topic = (b"", topic) if found is None else (found[1].mid, found[1].topic)
+            (name,) = self._space.result_names(shard, [(message_id, its_topic)])
             answer: list[bytes] | bytes = self._space.run(
-                "on_end", shard, None, mid, message_id, follower, durable=True
+                "on_end", shard, None, mid, name, follower, durable=True
             )
             if isinstance(answer, list):
                 return answer[0] if answer else None

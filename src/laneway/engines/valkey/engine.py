@@ -497,7 +497,9 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         now_us: int | None,
     ) -> list[SettlementAnswer]:
         space = self._space
-        call = SettleCall(shard, self._numbers, settlements, {at for at, _ in published})
+        call = SettleCall(
+            shard, self._numbers, settlements, {at for at, _ in published}, space.nonce
+        )
         call.encode(self._random)
         while True:
             every = self._with_copies(published)
@@ -642,6 +644,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     ) -> list[bool]:
         rows = [
             (
+                report.topic,
                 report.id,
                 milliseconds(report.ttl_us),
                 self._numbers.number(report.handle),
@@ -663,17 +666,19 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         )
         return [each == 1 for each in answer]
 
-    def _results_on(self, shard: int, ids: Sequence[str]) -> list[StoredResult]:
+    def _results_on(self, shard: int, ids: Sequence[tuple[str, str | None]]) -> list[StoredResult]:
+        names = self._space.result_names(shard, ids)
         stored = self._space.read_many(
-            shard, [("GET", f"{kind}:{message_id}") for message_id in ids for kind in "on"]
+            shard, [("GET", f"{kind}:{name}") for name in names for kind in "on"]
         )
         return [
             StoredResult(outcome, progress)
             for outcome, progress in zip(stored[::2], stored[1::2], strict=True)
         ]
 
-    def _delete_result_on(self, shard: int, message_id: str) -> None:
-        self._space.read_many(shard, [("DEL", f"{kind}:{message_id}") for kind in "on"])
+    def _delete_result_on(self, shard: int, message_id: str, topic: str | None) -> None:
+        (name,) = self._space.result_names(shard, [(message_id, topic)])
+        self._space.read_many(shard, [("DEL", f"{kind}:{name}") for kind in "on"])
 
     def result_listener(self) -> ResultListener:
         return self._wakeup.result_listener()

@@ -11,7 +11,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from laneway.engines.base import Settings
+from laneway.engines.base import Settings, result_name
 from laneway.engines.sharded.grants import (
     MOST_WAITED,
     Answer,
@@ -282,6 +282,15 @@ class Namespace(ShardedNamespace):
     def read(self, shard: int, command: str, key: str, *arguments: Any) -> Any:
         """Send a command on a key of a shard. The key is named without its prefix."""
         return self.server.read(shard, [(command, self.key(shard, key), *arguments)])[0]
+
+    def result_names(self, shard: int, ids: Sequence[tuple[str, str | None]]) -> list[str]:
+        """The names of results of a shard; the topics of generated ids may be None."""
+        topics = {
+            message_id: (self.read(shard, "GET", f"g:{message_id}") or b"").decode()
+            for message_id, topic in ids
+            if topic is None
+        }
+        return [result_name(each, topics[each] if topic is None else topic) for each, topic in ids]
 
     def publish_results(self, name: str, payloads: Sequence[str]) -> None:
         """Notify the result listeners that subscribed to `name`."""

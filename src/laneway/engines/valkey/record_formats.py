@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from laneway.policy import Backoff, Layers, PolicyTable
     from laneway.tiers import TierLayers
 
-LAYOUT = 20
+LAYOUT = 21
 """That of 0.1.0, the first version whose namespaces are kept."""
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from laneway.engines.shared.naming import generated_id
 from laneway.engines.valkey import record_formats
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ class SettleCall:
         numbers: Numbers,
         settlements: Sequence[Settlement],
         publishing: Collection[int],
+        nonce: str,
     ) -> None:
         """`publishing`: positions of the settlements that publish messages."""
-        self._shard = shard
+        self._shard, self._nonce = shard, nonce
         self._numbers = numbers
         self._settlements = settlements
         handles = {settlement.handle for settlement in settlements}
@@ -67,7 +69,13 @@ class SettleCall:
         for position, settlement in enumerate(self._settlements):
             if settlement.outcome is not None:
                 ttl_ms = milliseconds(settlement.outcome_ttl_us)
-                outcomes += (position + 1, settlement.id, ttl_ms)
+                outcomes += (
+                    position + 1,
+                    settlement.topic,
+                    settlement.id,
+                    ttl_ms,
+                    settlement.id == generated_id(self._nonce, settlement.handle),
+                )
         self.packed = (
             record_formats.pack(plain),
             record_formats.pack(rows),

@@ -143,11 +143,11 @@ class StoreResultListener:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
 
-    def subscribe(self, *ids: str) -> None:
-        self._subscriptions.change("SUBSCRIBE", ids)
+    def subscribe(self, *names: str) -> None:
+        self._subscriptions.change("SUBSCRIBE", names)
 
-    def unsubscribe(self, *ids: str) -> None:
-        self._subscriptions.change("UNSUBSCRIBE", ids)
+    def unsubscribe(self, *names: str) -> None:
+        self._subscriptions.change("UNSUBSCRIBE", names)
 
     def wake(self) -> None:
         with contextlib.suppress(OSError):

@@ -27,7 +27,6 @@ from laneway.gateway.wire import checked_json, encode, moment
 from laneway.message import Message
 from laneway.policy import check_topic
 from laneway.schedules import store
-from laneway.tasks import outcomes
 from laneway.tasks.job import job_of
 from laneway.units import SECOND
 
@@ -91,10 +90,12 @@ def _job(call: Call) -> Job[Any]:
 
 
 def _answer(call: Call, state: JobState) -> JobAnswer:
-    if state.status == "unknown" or not (call.caller.sees_all or _is_seen(call, state)):
+    is_seen = call.caller.sees_all or (state.topic is not None and call.caller.covers(state.topic))
+    if state.status == "unknown" or not is_seen:
         raise Problem(
             "not-found",
-            f'no job with the id "{state.id[:80]}" is stored; an id that you chose needs ?topic=',
+            f'no job with the id "{state.id[:80]}" is stored; an id that you chose, or of a flow,'
+            " needs ?topic=",
         )
     result = _json_of(state.result) if call.shows_bodies else NULL
     return JobAnswer(
@@ -108,18 +109,6 @@ def _answer(call: Call, state: JobState) -> JobAnswer:
         published_at=_time(state.published_at),
         finished_at=_time(state.finished_at),
     )
-
-
-def _is_seen(call: Call, state: JobState) -> bool:
-    """Whether a caller of some topics may see a job."""
-    if state.topic is None or not call.caller.covers(state.topic):
-        return False
-    (stored,) = call.engine.results([(state.id, None)])
-    if stored.outcome is None:
-        return True
-    # A generated id: its outcome is found whatever topic the request names.
-    topic = outcomes.read(stored.outcome).topic
-    return topic is not None and call.caller.covers(topic)
 
 
 def _time(seconds: float | None) -> Any:

@@ -19,9 +19,10 @@ from laneway.engines.base import (
     SIGNALS_HEADER,
     TASK_HEADER,
     ResultListener,
+    result_name,
 )
 from laneway.errors import BadMessage, UsageError
-from laneway.message import Action, Draft, ProgressReport, Settlement, StoredResult
+from laneway.message import Action, Draft, Lease, ProgressReport, Settlement, StoredResult
 from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
 
@@ -52,6 +53,17 @@ def kept(driver: EngineDriver, message_id: str, topic: str | None = "a") -> Stor
     return driver.engine.results([(message_id, topic)], now_us=driver.now)[0]
 
 
+def an_end(lease: Lease, outcome: bytes) -> Settlement:
+    return Settlement(
+        lease.handle,
+        lease.fence,
+        id=lease.id,
+        topic=lease.topic,
+        outcome=outcome,
+        outcome_ttl_us=HOUR,
+    )
+
+
 def waits_for(count: int) -> dict[str, str]:
     return {**RESULT_TTL, SIGNALS_HEADER: str(count)}
 
@@ -68,7 +80,13 @@ def test_outcome_is_stored_with_the_settle(driver: EngineDriver) -> None:
     actions: list[Action] = ["ack", "ack", "dead", "retry"]
     ends = [
         Settlement(
-            lease.handle, fence, action, id=lease.id, outcome=action.encode(), outcome_ttl_us=HOUR
+            lease.handle,
+            fence,
+            action,
+            id=lease.id,
+            topic=lease.topic,
+            outcome=action.encode(),
+            outcome_ttl_us=HOUR,
         )
         for lease, fence, action in zip(
             leases,
@@ -80,7 +98,7 @@ def test_outcome_is_stored_with_the_settle(driver: EngineDriver) -> None:
     assert driver.engine.settle(ends, now_us=driver.now) == ["lost", "acked", "died", "retried"]
     results = driver.engine.results([(lease.id, "a") for lease in leases], now_us=driver.now)
     assert [each.outcome for each in results] == [None, b"ack", b"dead", None]
-    assert kept(driver, leases[1].id, None).outcome == b"ack", "found without its topic too"
+    assert kept(driver, leases[1].id, None).outcome == b"ack", "the id was generated"
     driver.engine.delete_result(leases[1].id, "a")
     assert kept(driver, leases[1].id).outcome is None
 
@@ -181,7 +199,7 @@ def test_cancel_leased(driver: EngineDriver) -> None:
     await_subscriptions(listener, ABORT)
     assert driver.engine.cancel(lease.id, "a", now_us=driver.now) == "aborted"
     notified: list[str] = []
-    while ABORT + lease.id not in notified:
+    while ABORT + result_name(lease.id, "a") not in notified:
         notified += reports(listener)
     listener.close()
     assert driver.engine.extend([(lease.handle, lease.fence)], HOUR, now_us=driver.now) == [False]
@@ -195,22 +213,83 @@ def test_cancel_leased(driver: EngineDriver) -> None:
 def test_result_listener(driver: EngineDriver) -> None:
     """A listener is notified when its subscription is active, and of each end."""
     listener = driver.engine.result_listener()
-    first, second = driver.put("a", "1", "2", headers=RESULT_TTL)
-    listener.subscribe(first.id)
-    assert reports(listener) == [first.id]
-    ends = [
-        Settlement(lease.handle, lease.fence, id=lease.id, outcome=b"so", outcome_ttl_us=HOUR)
-        for lease in driver.lease()
-    ]
+    driver.put("a", "1", id="x", headers=RESULT_TTL)
+    driver.put("a", "2", id="y", headers=RESULT_TTL)
+    driver.put("b", "3", id="x", headers=RESULT_TTL)
+    name = result_name("x", "a")
+    listener.subscribe(name)
+    assert reports(listener) == [name]
+    ends = [an_end(lease, b"so") for lease in driver.lease()]
     settling = threading.Timer(0.05, driver.engine.settle, [ends], {"now_us": driver.now})
     settling.start()
-    assert reports(listener) == [first.id], "only of the subscribed message"
+    assert reports(listener) == [name], "only of the subscribed message"
     settling.join()
-    assert kept(driver, second.id).outcome == b"so"
-    listener.unsubscribe(first.id)
+    assert kept(driver, "y").outcome == b"so"
+    listener.unsubscribe(name)
     listener.wake()
-    assert not [each for each in listener.poll(0.05) or [] if each != first.id]
+    assert not [each for each in listener.poll(0.05) or [] if each != name]
     listener.close()
+
+
+def test_messages_of_two_topics_with_the_same_id(driver: EngineDriver) -> None:
+    """Each has its own outcome and progress, and deleting one's leaves the other's."""
+    for topic in ("a", "b"):
+        driver.put(topic, "1", id="x", headers=RESULT_TTL)
+    leases = {lease.topic: lease for lease in driver.lease()}
+    notes = [
+        ProgressReport("x", topic, topic.encode(), HOUR, lease.handle, lease.fence)
+        for topic, lease in leases.items()
+    ]
+    assert driver.engine.report_progress(notes, now_us=driver.now) == [True, True]
+    swap = ProgressReport("x", "b", b"more", HOUR, before=b"a")
+    assert driver.engine.report_progress([swap], now_us=driver.now) == [False]
+    driver.engine.settle([an_end(leases["a"], b"of a")], now_us=driver.now)
+    assert kept(driver, "x", "a") == StoredResult(b"of a", b"a")
+    assert kept(driver, "x", "b") == StoredResult(None, b"b")
+    driver.engine.settle([an_end(leases["b"], b"of b")], now_us=driver.now)
+    assert kept(driver, "x", None) == StoredResult(), "an id that was chosen needs its topic"
+    driver.engine.delete_result("x")
+    driver.engine.delete_result("x", "a")
+    assert kept(driver, "x", "a") == StoredResult()
+    assert kept(driver, "x", "b") == StoredResult(b"of b", b"b")
+
+
+def test_generated_id_that_another_topic_uses(driver: EngineDriver) -> None:
+    """A message that was published with another one's generated id has its own outcome."""
+    (receipt,) = driver.put("a", "1", headers=RESULT_TTL)
+    driver.put("b", "2", id=receipt.id, headers=RESULT_TTL)
+    first, second = sorted(driver.lease(), key=lambda lease: lease.topic)
+    driver.engine.settle([an_end(second, b"of b")], now_us=driver.now)
+    assert kept(driver, receipt.id, None).outcome is None
+    assert kept(driver, receipt.id, "a").outcome is None
+    driver.engine.settle([an_end(first, b"of a")], now_us=driver.now)
+    assert kept(driver, receipt.id, None).outcome == b"of a"
+    assert kept(driver, receipt.id, "a").outcome == b"of a"
+    assert kept(driver, receipt.id, "b").outcome == b"of b"
+
+
+def test_redrive_with_the_id_of_another_topic(driver: EngineDriver) -> None:
+    """A dead letter that waits again loses its own outcome only."""
+    for topic in ("a", "b"):
+        driver.policy(topic, retries=0)
+        driver.put(topic, "1", id="x", headers=RESULT_TTL)
+    driver.settle(driver.lease(), "retry")
+    driver.engine.dead_redrive("a", ["x"], now_us=driver.now)
+    assert kept(driver, "x", "a").outcome is None
+    assert b'"dead"' in (kept(driver, "x", "b").outcome or b"")
+
+
+def test_followers_of_messages_with_the_same_id(driver: EngineDriver) -> None:
+    """A follower is notified of the end of its own message."""
+    for topic in ("a", "b"):
+        driver.put(topic, "1", id="x", headers=RESULT_TTL)
+        assert driver.engine.on_end("x", topic, b'["%s"]' % topic.encode()) is None
+    leases = {lease.topic: lease for lease in driver.lease()}
+    driver.engine.settle([an_end(leases["b"], b"2")], now_us=driver.now)
+    (notice,) = driver.lease()
+    assert (notice.topic, notice.body) == ("b", b'{"id":"x","outcome":2,"followers":[["b"]]}')
+    assert driver.engine.on_end("x", "a", b"[]") is None
+    assert driver.engine.on_end("x", "b", b"[]") == b"2"
 
 
 def test_signals(driver: EngineDriver) -> None:
@@ -316,19 +395,12 @@ def test_on_end(driver: EngineDriver) -> None:
     `on_end` publishes an end notice with all followers, or returns the outcome of an ended one.
     """
     driver.policy("a", max_backlog=1, merge="first", ttl=5)
-    (receipt,) = driver.put("a", "1", id="x", headers=RESULT_TTL)
+    driver.put("a", "1", id="x", headers=RESULT_TTL)
     assert driver.engine.on_end("x", "a", b'["one"]') is None
     assert driver.engine.on_end("x", "a", b'["two"]') is None
     (lease,) = driver.lease()
     driver.put("a", "fills it")
-    end = Settlement(
-        lease.handle,
-        lease.fence,
-        id=receipt.id,
-        outcome=b'{"status":"success"}',
-        outcome_ttl_us=HOUR,
-    )
-    driver.engine.settle([end], now_us=driver.now)
+    driver.engine.settle([an_end(lease, b'{"status":"success"}')], now_us=driver.now)
     assert driver.engine.on_end("x", "a", b'["three"]') == b'{"status":"success"}'
     driver.later(10)
     (notice,) = driver.lease()

@@ -121,7 +121,7 @@ SELECT seq FROM message m WHERE m.lane = ?1 AND m.rank = ?2 AND m.odd = 1 AND m.
    AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid) ORDER BY m.seq LIMIT 1;
 
 -- name: ident_anywhere
-SELECT topic, mid, until FROM ident WHERE id = ? LIMIT 1;
+SELECT mid FROM ident WHERE id = ? LIMIT 1;
 
 -- name: ident_states
 -- Of these ids: those that are known in the topic.

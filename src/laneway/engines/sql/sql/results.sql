@@ -1,18 +1,22 @@
 -- Outcomes, progress, signals and followers.
 
 -- name: kept_write
-INSERT INTO kept (id, slot, until, body) VALUES (?, ?, ?, ?)
-    ON CONFLICT (id, slot) DO UPDATE SET until = excluded.until, body = excluded.body;
+INSERT INTO kept (id, topic, slot, until, generated, body) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (id, topic, slot)
+        DO UPDATE SET until = excluded.until, generated = excluded.generated, body = excluded.body;
 
 -- name: kept_read
-SELECT j.key, k.slot, k.body FROM {array ?} j {join} kept k ON k.id = j.value
-    WHERE k.until > ?;
+SELECT k.id, k.topic, k.slot, k.until, k.generated, k.body FROM (VALUES (?, ?, ?)) v
+  {join} kept k ON k.id = v.column1 AND k.topic = v.column2 AND k.slot = v.column3;
+
+-- name: kept_topic
+SELECT topic FROM kept WHERE id = ? AND generated = 1;
 
 -- name: kept_delete
-DELETE FROM kept WHERE id = ?;
+DELETE FROM kept WHERE id = ? AND topic = ?;
 
 -- name: kept_forget
-DELETE FROM kept WHERE (id, slot) IN (SELECT id, slot FROM kept
+DELETE FROM kept WHERE (id, topic, slot) IN (SELECT id, topic, slot FROM kept
     WHERE until BETWEEN ? AND ? LIMIT ?);
 
 -- name: came_read
@@ -31,7 +35,7 @@ INSERT INTO follower (id, topic, body) VALUES (?, ?, ?);
 SELECT 1 FROM follower LIMIT 1;
 
 -- name: followers_of
-SELECT topic, body FROM follower WHERE id = ? ORDER BY no;
+SELECT body FROM follower WHERE id = ? AND topic = ? ORDER BY no;
 
 -- name: followers_delete
-DELETE FROM follower WHERE id = ?;
+DELETE FROM follower WHERE id = ? AND topic = ?;

@@ -19,7 +19,7 @@ local lease = settling.read({ mid })[1]
 local lane = lanes.find(record.lane)
 if lease then
     settling.end_from_outside(mid, lease)
-    results.notify('!', '!' .. ids.of(record))
+    results.notify('!', '!' .. results.name(record.topic, ids.of(record)))
 else
     messages.end_for_good(lane, record)
 end

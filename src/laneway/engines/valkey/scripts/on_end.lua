@@ -2,7 +2,7 @@
 -- Publish an end notice with `follower` when a message ends, if its outcome is kept.
 --
 -- ARGV[3]: the message's number; "": it is not known
--- ARGV[4]: its id
+-- ARGV[4]: the name of its result
 -- ARGV[5]: the follower, JSON
 --
 -- Answers {} if it will be published; {the outcome} if the message has ended already; "unknown" if
@@ -16,5 +16,5 @@ local record = ARGV[3] ~= '' and messages.read(tonumber(ARGV[3]))
 if not record or record.death or not results.is_stored(record) then
     return 'unknown'
 end
-results.follow(ids.of(record), record.topic, ARGV[5])
+results.follow(record.topic, ids.of(record), ARGV[5])
 return {}

@@ -29,7 +29,7 @@ if impossible then
 end
 
 local outcomes, has_outcome_at = values_of(ARGV[5]), {}
-for n = 1, #outcomes, 3 do
+for n = 1, #outcomes, 5 do
     has_outcome_at[outcomes[n]] = true
 end
 for _, each in ipairs(settlements) do
@@ -72,10 +72,11 @@ for n = 1, #ended do
     lanes.place(ended[n])
 end
 -- before the published messages: one that is dropped for them may have the same id
-for n = 1, #outcomes, 3 do
+for n = 1, #outcomes, 5 do
     local word = words[outcomes[n]]
     if word == 'acked' or word == 'died' then
-        results.write('o', outcomes[n + 1], ARGV[#ARGV - (#outcomes - n - 2) / 3], outcomes[n + 2])
+        results.write('o', outcomes[n + 1], outcomes[n + 2],
+            ARGV[#ARGV - (#outcomes - n - 4) / 5], outcomes[n + 3], outcomes[n + 4])
     end
 end
 local refused = publishing.put(answers)

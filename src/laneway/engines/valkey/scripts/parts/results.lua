@@ -1,5 +1,7 @@
--- Outcomes (`o:ID`) and progress (`n:ID`) under the ids of messages: keys with an expiry, which the
--- server deletes on its own. Each id has a channel of its own, on which changes are notified.
+-- Outcomes (`o:NAME`) and progress (`n:NAME`) of messages: keys with an expiry, which the server
+-- deletes on its own. The name (`result_name` in Python) is made of the message's topic and id.
+-- Each has a channel of its own, on which changes are notified. `g:ID` is the topic of an outcome
+-- whose id was generated: it is found by its id alone.
 --
 -- uses: policies, crc
 
@@ -13,8 +15,12 @@ local results = part(function(results)
         handled, has_outcome, end_notices, is_used = nil, false, {}, false
     end
 
-    function results.notify(id, payload)
-        call('PUBLISH', 'laneway:' .. match(PREFIX, '{(.*)/') .. ':of:' .. id, payload or id)
+    function results.name(topic, id)
+        return topic .. '\31' .. id
+    end
+
+    function results.notify(name, payload)
+        call('PUBLISH', 'laneway:' .. match(PREFIX, '{(.*)/') .. ':of:' .. name, payload or name)
     end
 
     -- Add a message that reports another one's end; it is put at the end of the call.
@@ -42,24 +48,24 @@ local results = part(function(results)
         end
     end
 
-    -- The followers of a message's end: the list `f:ID`, which begins with the message's topic.
-    function results.follow(id, topic, follower)
-        local followers = key('f:' .. id)
-        if call('EXISTS', followers) == 0 then
-            call('RPUSH', followers, topic)
-        end
-        call('RPUSH', followers, follower)
+    -- The followers of a message's end are the list `f:NAME`.
+    function results.follow(topic, id, follower)
+        call('RPUSH', key('f:' .. results.name(topic, id)), follower)
     end
 
-    -- `kind`: o (outcome) or n (progress).
-    function results.write(kind, id, body, milliseconds)
-        call('SET', key(kind .. ':' .. id), body, 'PX', milliseconds)
-        results.notify(id)
+    -- `kind`: o (outcome) or n (progress). `is_generated`: the id was.
+    function results.write(kind, topic, id, body, milliseconds, is_generated)
+        local name = results.name(topic, id)
+        call('SET', key(kind .. ':' .. name), body, 'PX', milliseconds)
+        results.notify(name)
         if kind == 'o' then
-            local followers = call('LRANGE', key('f:' .. id), 0, -1)
+            if is_generated then
+                call('SET', key('g:' .. id), topic, 'PX', milliseconds)
+            end
+            local followers = call('LRANGE', key('f:' .. name), 0, -1)
             if #followers > 0 then
-                call('DEL', key('f:' .. id))
-                add_end_notice(table.remove(followers, 1), id, body, '"followers":['
+                call('DEL', key('f:' .. name))
+                add_end_notice(topic, id, body, '"followers":['
                     .. table.concat(followers, ',') .. ']')
             end
         end
@@ -117,16 +123,16 @@ local results = part(function(results)
             add_end_notice(record.topic, id_of(record), outcome, '"body":' .. body_of(record))
         end
         if milliseconds then
-            results.write('o', id_of(record), outcome, milliseconds)
+            results.write('o', record.topic, id_of(record), outcome, milliseconds, not record.id)
         end
     end
 
     -- A dead letter was put back: delete its outcome and progress.
     function results.forget_end(record)
         if milliseconds_of(record) then
-            local id = id_of(record)
-            call('DEL', key('o:' .. id), key('n:' .. id))
-            results.notify(id)
+            local name = results.name(record.topic, id_of(record))
+            call('DEL', key('o:' .. name), key('n:' .. name))
+            results.notify(name)
         end
     end
 end)

@@ -54,7 +54,7 @@
 --   l                   message's number → its lease, see settling.lua
 --   due                 events by time: ends of leases, due times, expiry, end of retention
 --   dead, dead:TOPIC, dead_topics    dead letters
---   o:ID, n:ID, f:ID    outcome, progress and followers of a message, see results.lua
+--   o:NAME, n:NAME, f:NAME, g:ID    outcome, progress and followers of messages, see results.lua
 --   waiters:POOL, choosy:POOL, arrivals:POOL   channels of waiting workers, see wakeup.lua
 --   tallies                what happened so far, see tallies.lua
 --   history                name → record of the history (first shard)
@@ -67,7 +67,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 20
+local LAYOUT = 21
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record
