@@ -27,7 +27,7 @@ TYPES = {
     1022: "float8[]",
 }
 STATEMENTS = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
-SMALL = {"shard", "turn", "tier_queue", "setting", "policy", "sweep", "inbox"}
+SMALL = {"shard", "turn", "tier_queue", "setting", "policy", "sweep", "inbox", "layout"}
 """Tables of few rows, which may be read as a whole."""
 
 
