@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -31,6 +32,7 @@ from laneway.errors import (
 )
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
+from laneway.units import SECOND
 
 
 def engine_at(path: Path, **settings: object) -> FullEngine:
@@ -503,3 +505,19 @@ def test_close_does_not_wait_for_another_process(tmp_path: Path) -> None:
         assert not thread.is_alive()
     assert "closed" in str(errors[0])
     assert errors[0].applied is False
+
+
+def test_ids_of_another_store_are_deleted_when_their_windows_end(tmp_path: Path) -> None:
+    """A migration brings the ids of finished messages, and when each is forgotten."""
+    path = tmp_path / "q.db"
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        engine.tick()  # nothing is due
+        end = time.time_ns() // 1000 + 3600 * SECOND
+        engine.import_finished([("a", "x", end), ("a", "y", None)])
+        assert [check for check in engine.doctor() if not check.ok] == []
+        assert [receipt.outcome for receipt in engine.put([Draft("a", b"", id="x")])] == [
+            "duplicate"
+        ]
+        engine.tick(now_us=end)
+    with closing(sqlite3.connect(path)) as raw:
+        assert raw.execute("SELECT id FROM ident").fetchall() == [("y",)]

@@ -206,3 +206,5 @@ def finished_ids(tx: Transaction) -> Iterator[tuple[str, str, int | None]]:
 def import_finished(tx: Transaction, ids: Sequence[tuple[str, str, int | None]]) -> None:
     """Make these ids known, unless they are known already."""
     tx.run_many("ident_know", [(message_id, topic, until) for topic, message_id, until in ids])
+    for _, _, until in ids:
+        tx.shard.expect_wake(until)
