@@ -221,7 +221,7 @@ TEXTS = {
     "next_at": "Time of the next firing.",
     "next_permit": "When the rate next allows a delivery, or null.",
     "next_wake": "When a message will next be due, or null.",
-    "noisy": "Waiting times of the noisiest 1 % of the topics.",
+    "noisy": "Waiting times of the noisiest 1 % of the topics, and for topics' own rates.",
     "not_kept": "Number of messages whose bodies are no longer kept, so they are not replayed.",
     "now": "The present time.",
     "number": "Its number; later ones are larger.",

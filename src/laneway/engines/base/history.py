@@ -75,7 +75,8 @@ class WaitCounts(msgspec.Struct, array_like=True, gc=False):
     How long the delivered messages of a tier had waited since they were published or due: how many
     in each class of `WAIT_BOUNDS_US`, in the noisy topics and in the others.
 
-    Noisy are the topics with the largest backlogs: one in `NOISY_PART`, and at least one.
+    Noisy are the topics with the largest backlogs: one in `NOISY_PART`, and at least one. What
+    waited for its topic's own rate counts as noisy.
     """
 
     tier: str

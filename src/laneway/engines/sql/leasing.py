@@ -1055,6 +1055,7 @@ class _Plan:
             tx.groups.get(-lane.tier_queue).inner_vt = reached
         if policy.lane_rate:
             tat = rebased(lane, policy, tx.now)
+            lane.admitted = fairness.next_permit_us(tat, 0, policy.lane_rate, policy.lane_burst)
             lane.tat = fairness.take_permits(tat, tx.now, policy.lane_rate, permits)
         lane.ready -= take
         lane.leased += take
@@ -1189,7 +1190,9 @@ class _Deliveries:
             for _ in range(take - len(taken)):
                 self._correct_count(lane, policy)
             number = lane.tier_queue if lane.tier_queue > 0 else tx.tier_queue_of(lane).number
-            is_noisy = lane.big is not None and lane.big > self._noise
+            is_noisy = (lane.big is not None and lane.big > self._noise) or (
+                policy.lane_rate > 0 and bool(taken) and lane.admitted > taken[0].since
+            )
             waited = (self._waited_noisy if is_noisy else self._waited)[number]
             if taken:
                 self._lease(lane, taken, policy, waited)

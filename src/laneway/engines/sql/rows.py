@@ -99,6 +99,7 @@ class Lane:
     counted_done: int = 0
     counted_waiting: int = 0
     counted_rare: tuple[int, int, int, int] = (0, 0, 0, 0)
+    admitted: int = 0  # from when on its rate admitted the last delivery
     tally: Tally | None = None  # where it is counted; None: not known, see TallyBook
     placed_by: Resolved | None = None  # the policy by which tier queue and group are right
     is_new: bool = False

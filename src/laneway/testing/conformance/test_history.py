@@ -166,6 +166,24 @@ def test_waiting_times_are_counted_at_delivery(driver: EngineDriver) -> None:
     )
 
 
+def test_topics_at_their_own_rate_are_counted_apart(driver: EngineDriver) -> None:
+    """A wait for the topic's own rate counts with the noisy topics."""
+    engine = driver.engine
+    engine.policy_set("code", "limited", {"rate": 1, "burst": 1}, now_us=driver.now)
+    engine.policy_set("code", "flood", {"paused": True}, now_us=driver.now)
+    engine.put([Draft("flood", b"x")] * 100, now_us=driver.now)
+    engine.put([Draft("limited", b"x")] * 3, now_us=driver.now)
+    assert len(engine.lease(10, now_us=driver.now).leases) == 1
+    noisy, others = waits(driver)
+    assert (sum(noisy.values()), sum(others.values())) == (0, 1)  # within its burst
+    for _ in range(2):
+        driver.later(1.5)
+        engine.tick(now_us=driver.now)
+        assert len(engine.lease(10, now_us=driver.now).leases) == 1
+    noisy, others = waits(driver)
+    assert (sum(noisy.values()), sum(others.values())) == (2, 1)
+
+
 def test_noisy_topics_are_counted_apart(driver: EngineDriver) -> None:
     """One in 100 topics is noisy, and at least one: those with the largest backlogs."""
     engine = driver.engine

@@ -929,8 +929,9 @@ local serving = part(function(serving)
             tier_queue.vt = reached
         end
         if policy.rate then
-            lane.tat = fairness.take_permits(lanes.tat_of(lane, policy), shard.now, policy.step,
-                permits)
+            local tat = lanes.tat_of(lane, policy)
+            lane.admitted = fairness.next_permit(tat, 0, policy.step, policy.depth, 1)
+            lane.tat = fairness.take_permits(tat, shard.now, policy.step, permits)
             if largest > 1 or lane.owes > 0 then
                 lane.owes = largest > 1 and largest or 0
             end

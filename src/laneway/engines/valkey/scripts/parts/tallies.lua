@@ -6,7 +6,8 @@
 --   TIER \0 PATTERN          there is such a tally
 --   TIER \0 PATTERN \0 NAME  its counter, one of `FLOWS` or `RARE`; absent: 0
 --   TIER \0\0 PLACE          waiting times: how many, by the place of their class; those of noisy
---                            topics are behind those of the others
+--                            topics, and of topics that their own rate held back, are behind those
+--                            of the others
 --
 -- `left` counts what left the backlog other than by a delivery, less what came back: so what waits
 -- is published - delivered - left, and the usual calls change one counter each.
@@ -275,7 +276,8 @@ local tallies = part(function(tallies)
             last_waiting, last_waits = queue, waits_of(tier_queues[queue].tier)
         end
         local counts, place = last_waits.counts, class
-        if lane.big > here.noise then
+        -- a large backlog, or its own rate admitted them later than they were ready
+        if lane.big > here.noise or (lane.admitted and lane.admitted > first) then
             place = place + #BOUNDS + 1
         end
         counts[place] = (counts[place] or 0) + number
