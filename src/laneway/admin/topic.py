@@ -145,7 +145,8 @@ class Topic(Noun):
     def back_off(self, duration: Duration) -> bool:
         """
         Deliver nothing for a time, as if the destination were unavailable; then one message at a
-        time until one is acked. 0 ends the back-off.
+        time until one is acked. 0 ends the back-off; messages that wait for their own retries keep
+        their due times, see `retry_now`.
 
         Returns False if no message waits or is leased, so there is nothing to hold. Raises
         UsageError.

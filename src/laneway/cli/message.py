@@ -107,7 +107,12 @@ def back_off(session: Session, topic: str, duration: str) -> None:
 
     handle = session.app().topic(topic)
     if handle.back_off(duration):
-        say(f"{topic} backs off" if units.seconds(duration) else f"{topic} no longer backs off")
+        say(
+            f"{topic} backs off"
+            if units.seconds(duration)
+            else f"{topic} no longer backs off; a message that waits for its own retry waits on"
+            " (`laneway message retry ID` delivers it now)"
+        )
     else:
         say(
             f"nothing waits in {topic}, so it does not back off; `laneway pause` also holds "

@@ -8,10 +8,13 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from laneway import Laneway
+from laneway.engines.base import DeliveryLog, LogEntry
 from laneway.gateway.login import tokens
+from laneway.push import delivery_log
 from laneway.push.secret_store import new_key
 from tests.gateway.dashboard.conftest import HOSTILE, Browser, running
 from tests.push.conftest import receiver
@@ -85,6 +88,28 @@ def test_trouble_comes_first(browser: Browser, app: Laneway) -> None:
     assert (
         re.findall(r"topic=([\w.]+)", browser.get("/endpoints?filter=push.a").text)[0] == "push.a"
     )
+
+
+def test_answers_and_times_in_the_list(browser: Browser, app: Laneway) -> None:
+    """Each row has the last answer in the log, and the p50 and p95 of the last attempts."""
+    for name in ("push.a", "push.b"):
+        app.endpoint(name, url="https://shop.example/hooks")
+    written = [
+        LogEntry("push.a", app.engine.time_us() + n, msgspec.json.encode(entry))
+        for n, entry in enumerate(
+            delivery_log.Entry(id=f"{n}", status=503 if n == 9 else 200, ms=(float(10 * n + 10),))
+            for n in range(10)
+        )
+    ]
+    assert isinstance(app.engine, DeliveryLog)
+    app.engine.delivery_log_append(written, keep_us=delivery_log.KEEP_US, max_bytes=1_000_000)
+    rows = browser.get("/endpoints").text.split("<tr>")
+    (row,) = [each for each in rows if "topic=push.a" in each]
+    assert re.findall(r'<td class="n rest"[^>]*>([^<]+)</td>', row) == [
+        *("–", "503", "60 ms", "100 ms")
+    ]
+    (other,) = [each for each in rows if "topic=push.b" in each]
+    assert re.findall(r'<td class="n rest"[^>]*>([^<]+)</td>', other) == ["–"] * 4
 
 
 def test_buttons(browser: Browser, app: Laneway, receiver: Receiver) -> None:

@@ -60,7 +60,7 @@ def build(view: View) -> dict[str, Any]:
         "info": info,
         "stats": stats,
         "why": why(stats, now_us),
-        "judged": judged(last.attempts),
+        "judged": judged([(each.result == "acked", _seconds(each)) for each in last.attempts]),
         "last": last.attempts[0] if last.attempts else None,
         "times": [round(each.at) for each in reversed(last.attempts)],
         "took": [_seconds(each) for each in reversed(last.attempts)],
@@ -121,13 +121,16 @@ def _seconds(attempt: AttemptInfo) -> float:
     return max(attempt.milliseconds.values(), default=0.0) / 1000
 
 
-def judged(attempts: Sequence[AttemptInfo]) -> dict[str, float | None]:
-    """How attempts ended: the part that succeeded, and the median and 95th of their seconds."""
-    seconds = sorted(map(_seconds, attempts))
+def judged(attempts: Sequence[tuple[bool, float]]) -> dict[str, Any]:
+    """
+    How attempts ended, each by whether it succeeded and its seconds: the part that succeeded, and
+    the median and 95th of their seconds.
+    """
+    seconds = sorted(took for _, took in attempts)
     count = len(seconds)
     return {
         "count": count,
-        "success": sum(each.result == "acked" for each in attempts) / count if count else None,
+        "success": sum(is_success for is_success, _ in attempts) / count if count else None,
         "median": seconds[count // 2] if count else None,
         "slow": seconds[min(count - 1, int(count * 0.95))] if count else None,
     }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.pages.endpoint import judged
 from laneway.gateway.dashboard.queries import EndpointsQuery, EndpointState
 from laneway.policy import check_pattern, is_pattern
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from laneway.push.endpoint import EndpointInfo
 
 SHOWN = 50
+
+JUDGED = 20
+"""Attempts that a row's answer and times are of."""
 
 STATES = get_args(EndpointState)
 TROUBLES = ("open", "disabled", "failing", "busy")
@@ -29,8 +33,10 @@ def build(view: View) -> dict[str, Any]:
     counts = _counts(view, pattern)
     if not (query.state or query.after):
         found = _troubled(view, pattern, counts) + found
+    shown = list({each.topic: each for each in found}.values())[: 2 * SHOWN]
     return {
-        "endpoints": list({each.topic: each for each in found}.values())[: 2 * SHOWN],
+        "endpoints": shown,
+        "answers": _answers(view, tuple(each.topic for each in shown)),
         "filter": query.filter,
         "state": query.state,
         "states": STATES,
@@ -65,6 +71,25 @@ def _troubled(view: View, pattern: str, counts: dict[str, str]) -> list[Endpoint
         if counts[state] != "0" and len(found) < SHOWN:
             found += _listed(view, pattern, state, "")[0]
     return found[:SHOWN]
+
+
+def _answers(view: View, topics: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """The last answer of each topic's endpoint, and the median and 95th of its last times."""
+    from laneway.push import delivery_log  # noqa: PLC0415  # as below
+
+    def read(topic: str) -> dict[str, Any]:
+        last = [
+            entry
+            for _, _, entry in delivery_log.entries(
+                view.engine, topic, before=None, until_us=None, limit=JUDGED
+            )
+        ]
+        times = [(entry.result == "acked", max(entry.ms, default=0.0) / 1000) for entry in last]
+        return {"last": last[0].status or last[0].error if last else None, **judged(times)}
+
+    return view.reader.seldom(
+        ("answers of endpoints", topics), lambda: {topic: read(topic) for topic in topics}
+    )
 
 
 def _listed(
