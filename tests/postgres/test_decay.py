@@ -11,7 +11,7 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
-from laneway.engines.postgres.statements import FREE_TURNS
+from laneway.engines.postgres.statements import FREE_TURNS, SWEEP_TURNS
 from laneway.message import Draft, Settlement
 from laneway.testing.postgres_server import PostgresServer
 
@@ -122,3 +122,14 @@ def test_rows_of_keys_do_not_stay(server: PostgresServer) -> None:
         assert not [check for check in engine.doctor() if not check.ok]
         engine.tick(now_us=2_500_000_000_000_000)
         assert count() == 0
+
+
+def test_turns_of_centuries(server: PostgresServer) -> None:
+    """No turn is too large for the choice of pages."""
+    engine = open_engine(server.url, Settings(namespace="centuries"))
+    with closing(engine):
+        engine.put([Draft("t.1", b"")])
+        server.execute(f"SELECT setval('laneway_centuries.turn', {(1 << 62) - 8})")
+        for _ in range(2 * SWEEP_TURNS):
+            engine.put([Draft("t.1", b"")] * 2)
+        assert len(engine.lease(100).leases) == 4 * SWEEP_TURNS + 1

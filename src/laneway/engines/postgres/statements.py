@@ -68,7 +68,7 @@ def _page(table: str, end: int) -> str:
     the table that a multiplicative hash of the turn chooses (Knuth, vol. 3, 6.4).
     """
     pages = f"pg_relation_size('{table}') / 8192 + {SWEEP_PAGES}"
-    start = f"?1 / {SWEEP_TURNS} * 2654435761 % ({pages}) - {SWEEP_PAGES}"
+    start = f"?1 / {SWEEP_TURNS} % 4294967296 * 1640531527 % ({pages}) - {SWEEP_PAGES}"
     return f"SELECT ('(' || greatest(0, {start} + {end}) || ',0)')::tid"
 
 
