@@ -16,10 +16,11 @@ import psycopg
 import pytest
 
 from laneway.engines.base import FullEngine
-from laneway.engines.postgres import flusher, pipeline, store, wakeup
+from laneway.engines.postgres import flusher, pipeline, reserve, store, wakeup
 from laneway.engines.postgres.connecting import NoAnswer
 from laneway.engines.postgres.connection import Connection
 from laneway.errors import EngineUnavailable
+from laneway.message import Draft
 from laneway.testing.postgres_server import NOBODY, PostgresServer
 from laneway.testing.servers import until
 from tests.postgres.conftest import drain, some, store_of
@@ -236,15 +237,109 @@ def _fill(disk: Path) -> Path:
     return balloon
 
 
+def _use_disk(server: PostgresServer, disk: Path) -> None:
+    """The server keeps new tables on this disk, and its log elsewhere."""
+    (disk / "tables").mkdir()
+    shutil.chown(disk / "tables", NOBODY, NOBODY)
+    server.execute(f"CREATE TABLESPACE small LOCATION '{disk}/tables'")
+    server.execute("ALTER SYSTEM SET default_tablespace = 'small'")
+    server.execute("SELECT pg_reload_conf()")
+
+
+def _fill_reserve(engine: FullEngine, monkeypatch: pytest.MonkeyPatch, size: int) -> int:
+    """Publish until the store has a reserve of this size; returns the number of messages."""
+    monkeypatch.setattr(reserve, "RESERVE", size)
+    monkeypatch.setattr(reserve, "LOOK_BYTES", 1 << 20)
+    found, count = 0, 0
+    while found < size:
+        _put_large(engine, count)
+        count += 20
+        with store_of(engine).reading() as connection:
+            _, found, _ = connection.one("reserve_read")
+    return count
+
+
+def _put_large(engine: FullEngine, start: int) -> None:
+    drafts = some(20, start=start)
+    for draft in drafts:
+        draft.body = bytes(20_000)
+    engine.put(drafts)
+
+
+def _refusals(engine: FullEngine, start: int) -> list[str]:
+    """Publish until two calls have failed; returns their errors."""
+    failures: list[str] = []
+    while len(failures) < 2:
+        start += 20
+        try:
+            _put_large(engine, start)
+        except EngineUnavailable as error:
+            failures.append(str(error))
+    return failures
+
+
+def test_a_full_disk_of_tables_can_be_emptied(
+    opened: Opened, small: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publishes of all processes are refused, all else uses the reserve, until there is room."""
+    with PostgresServer(fsync="off") as server:
+        _use_disk(server, small.folder)
+        engine = opened(server.url)
+        other = opened(server.url, namespace=engine.namespace)  # type: ignore[attr-defined]
+        start = _fill_reserve(engine, monkeypatch, 4 << 20)
+        balloon = _fill(small.folder)
+        full, kept = _refusals(engine, start)
+        assert "the server's disk is full; make room" in full
+        assert "the last 4 MiB are kept for handling what waits; nothing was changed" in kept
+        assert other.wait(0.0) is not None
+        other.lease(1, topics=["other"])
+        with pytest.raises(EngineUnavailable, match="are kept for handling what waits"):
+            other.put(some(1))
+        other.put([Draft("laneway.schedule.hourly", b"x")])
+        other.policy_set("code", "a", {"retries": 0})
+        assert len(drain(engine)) > start
+        balloon.unlink()
+        with pytest.raises(EngineUnavailable, match="are kept for handling what waits"):
+            engine.put(some(1))
+        monkeypatch.setattr(reserve, "RETRY_US", 0)
+        engine.put(some(1))
+        other.put(some(1, start=1))
+        assert len(drain(other)) == 2
+        engine.close()
+        other.close()
+
+
+def test_a_disk_that_the_servers_log_filled_can_be_emptied(
+    opened: Opened, small: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends, and has the room of the reserve when it starts again."""
+    engine = opened(small.url)
+    _fill_reserve(engine, monkeypatch, 20 << 20)
+    small.execute("ALTER SYSTEM SET max_wal_size = '1GB'")
+    small.execute("SELECT pg_reload_conf()")
+    _fill(small.folder)
+    with pytest.raises(psycopg.OperationalError) as caught:
+        small.execute(
+            "SELECT count(pg_logical_emit_message(false, 'fill', repeat('x', 1000000)))"
+            " FROM generate_series(1, 200)"
+        )
+    assert caught.value.diag.severity_nonlocalized == "PANIC"
+
+    def is_drained() -> bool:
+        with contextlib.suppress(EngineUnavailable):
+            return not drain(engine)
+        return False
+
+    until(is_drained, "the server is back and all messages are handled")
+    with pytest.raises(EngineUnavailable, match="are kept for handling what waits"):
+        engine.put(some(1))
+
+
 def test_a_server_without_room_for_tables(opened: Opened, small: PostgresServer) -> None:
     """Its log has room: a call fails, says why and changes nothing; later ones work."""
     server = PostgresServer(fsync="off")
     with server:
-        (small.folder / "tables").mkdir()
-        shutil.chown(small.folder / "tables", NOBODY, NOBODY)
-        server.execute(f"CREATE TABLESPACE small LOCATION '{small.folder}/tables'")
-        server.execute("ALTER SYSTEM SET default_tablespace = 'small'")
-        server.execute("SELECT pg_reload_conf()")
+        _use_disk(server, small.folder)
         engine = opened(server.url)
         accepted = [each.id for each in engine.put(some(20))]
         balloon = _fill(small.folder)

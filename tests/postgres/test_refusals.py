@@ -103,7 +103,7 @@ def test_program_of_an_older_version_beside_a_newer_one(
     old.put(some(2))
     (lease,) = old.lease(1).leases
     schema = schema_of(old.namespace)  # type: ignore[attr-defined]
-    server.execute(f'INSERT INTO "{schema}".layout VALUES ({LAYOUT + 1})')
+    server.execute(f'UPDATE "{schema}".layout SET version = {LAYOUT + 1}')
     calls: list[Callable[[], object]] = [
         lambda: old.put(some(1)),
         lambda: old.put(some(3)),

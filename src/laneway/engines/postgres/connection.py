@@ -153,10 +153,12 @@ class Connection:
         self._has_written = False
         """Whether the present transaction has changed something."""
 
-    def begin(self, begin: Sequence[str], reads: Sequence[Read], *, changes_queue: bool) -> int:
+    def begin(
+        self, begin: Sequence[str], reads: Sequence[Read], *, changes_queue: bool
+    ) -> tuple[int, int]:
         """
         Begin a transaction by statements of which the last waits for the lock, and see whether
-        others have written. Returns the layout of the tables.
+        others have written. Returns the layout of the tables, and since when the disk is full.
         """
         self._has_written, self._changes_queue = False, changes_queue
         self._asked.clear()
@@ -166,12 +168,12 @@ class Connection:
         for name, *values in reads:
             self.prefetch(name, *values)
         assert turn_read is not None
-        ((turn, server_us, layout),) = self.pipeline.rows(turn_read)
+        ((turn, server_us, layout, full_us),) = self.pipeline.rows(turn_read)
         self.ahead_us = server_us - time.time_ns() // 1000
         if turn != self.turn:
             self.turn = turn
             self._version += 1
-        return int(layout)
+        return layout, full_us
 
     def _warn(self, notice: psycopg.errors.Diagnostic) -> None:
         self.warnings.append(notice.message_primary or "")

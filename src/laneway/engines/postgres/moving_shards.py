@@ -287,7 +287,7 @@ SELECT kind, name, CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE grantee::regrole::te
          WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(schema)s)
            AND relkind IN ('r', 'S')) AS things, aclexplode(acl)
  WHERE grantee <> owner
-   AND privilege_type IN ('USAGE', 'SELECT', 'INSERT', 'UPDATE', 'DELETE')"""
+   AND privilege_type IN ('USAGE', 'SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE')"""
 
 
 def _rename(old: ServerConnection, schema: str, target: Address) -> None:

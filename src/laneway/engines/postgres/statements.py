@@ -365,7 +365,8 @@ CREATE INDEX delivery_log_topic ON delivery_log (topic, number);
 CREATE UNLOGGED TABLE sleeper (channel text NOT NULL, kind text NOT NULL, pool text NOT NULL,
     beat timestamptz NOT NULL, PRIMARY KEY (channel, kind, pool));
 CREATE INDEX sleeper_pool ON sleeper (pool);
-CREATE TABLE layout (version int8 NOT NULL);
+CREATE TABLE layout (version int8 NOT NULL, full_us int8 NOT NULL DEFAULT 0);
+CREATE UNLOGGED TABLE reserve (fill name) WITH (fillfactor = 10, autovacuum_enabled = off);
 ALTER TABLE shard SET (fillfactor = 10);
 ALTER TABLE lane SET (fillfactor = 50);
 ALTER TABLE lane DROP CONSTRAINT lane_name_key;

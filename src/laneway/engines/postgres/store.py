@@ -36,6 +36,7 @@ from laneway.engines.postgres.connecting import (
 from laneway.engines.postgres.connection import Connection
 from laneway.engines.postgres.errors import explain, was_applied
 from laneway.engines.postgres.flusher import Flusher, NotConfirmed
+from laneway.engines.postgres.reserve import LOOK_BYTES, Reserve
 from laneway.engines.shared import forking
 from laneway.engines.sql.store import Outdated
 from laneway.errors import EngineUnavailable, LanewayError, NoNamespace, SchemaMismatch
@@ -201,6 +202,7 @@ class Store:
         self._connection: Connection | None = None
         self._failed_at, self._failure = 0.0, ""
         """The last attempt to connect that failed: when it began, and its error."""
+        self._reserve = Reserve(self)
         self._version = 0
         """That of the last connection's `version`."""
         with self.lock:
@@ -221,6 +223,7 @@ class Store:
         assert connection is not None
         self._flusher.close()  # so it is connected to the same server as this connection
         self._connection = opened = Connection(connection, self._version)
+        self._reserve.unlooked = LOOK_BYTES
         return opened
 
     def _try_to_open(self, *, create: bool, may_move: bool) -> ServerConnection | None:
@@ -437,7 +440,10 @@ class Store:
                 if durable and self._durability != "memory" and not connection.is_pooled:
                     self._flusher.prepare()
                 begin = (_BEGIN, *self._before[durable], self._lock_text)
-                self._check_layout(connection.begin(begin, reads, changes_queue=changes_queue))
+                layout, self._reserve.full_us = connection.begin(
+                    begin, reads, changes_queue=changes_queue
+                )
+                self._check_layout(layout)
             except psycopg.Error as error:
                 self._roll_back(connection, error)
                 if isinstance(error, psycopg.errors.LockNotAvailable):
@@ -496,6 +502,8 @@ class Store:
         if is_answered and connection.pipeline.is_open:
             with contextlib.suppress(psycopg.Error):
                 connection.roll_back()
+                if isinstance(error, psycopg.errors.DiskFull):
+                    self._reserve.use()
                 return
         self._drop()  # what it has sent and not read is not known
 
@@ -584,7 +592,7 @@ class Store:
             )
 
     def refuse_without_room(self, drafts: Sequence[Draft]) -> None:
-        """The server alone knows its disk."""
+        self._reserve.check(drafts)
 
     # Durability
 

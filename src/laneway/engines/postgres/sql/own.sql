@@ -156,9 +156,26 @@ SELECT facts, started_us, beat_us, dead_us FROM workers
  ORDER BY id LIMIT ?4;
 
 -- name: turn_read
--- The turn, the server's time in microseconds, and the layout of the tables.
-SELECT last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
-       (SELECT max(version) FROM layout) FROM turn;
+-- The turn, the server's time in microseconds, the layout, and since when the disk is full.
+SELECT last_value, (extract(epoch FROM clock_timestamp()) * 1000000)::int8, version, full_us
+  FROM turn, layout;
+
+-- name: reserve_read
+-- When the disk was full, and the sizes of the reserve and of the messages.
+SELECT full_us, pg_relation_size('reserve'), pg_table_size('message') FROM layout;
+
+-- name: reserve_empty
+TRUNCATE reserve;
+
+-- name: reserve_fill
+INSERT INTO reserve SELECT '' FROM generate_series(1, ?);
+
+-- name: full_set
+UPDATE layout SET full_us = ?;
+
+-- name: full_noted
+-- Unless the reserve is used already.
+UPDATE layout SET full_us = ? WHERE pg_relation_size('reserve') > 0;
 
 -- name: turn_next
 SELECT nextval('turn');
