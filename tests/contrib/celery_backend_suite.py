@@ -1,12 +1,7 @@
 """
 Celery's own tests of result backends with this one.
 
-In a source archive of Celery that is prepared as for `celery_suite`, run, first with BACKEND
-`redis://127.0.0.1`, then with `laneway+redis://127.0.0.1`:
-
-    BACKEND=… PYTHONPATH=.:<laneway>/src:<laneway>/tests/contrib python -m pytest \
-        -p celery.contrib.pytest -p no:randomly -p no:xdist -o addopts= -o filterwarnings= \
-        -o python_classes=test_* -p celery_backend_suite t/unit/backends/test_base.py
+A plugin of pytest for `python -m tests.contrib.compare celery-backends`; BACKEND is the URL.
 
 The tests of stores of keys and values run with the backend of the URL instead of a dict. Tests of
 what a backend without a store raises are left out.

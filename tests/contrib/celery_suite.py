@@ -1,16 +1,9 @@
 """
 Celery's own integration tests with this transport and result backend.
 
-Get a source archive of Celery, take its package away (`mv celery celery_source`), start a Valkey on
-port 6379 of this machine, and run in the folder, first without and then with the last two lines:
-
-    REDIS_HOST=127.0.0.1 PYTHONPATH=.:<laneway>/src:<laneway>/tests/contrib python -m pytest \
-        -p celery.contrib.pytest -p no:randomly -p no:xdist -o addopts= -o filterwarnings= \
-        t/integration/test_canvas.py t/integration/test_tasks.py t/integration/test_inspect.py \
-        -p celery_suite
-
-with TEST_BROKER and TEST_BACKEND `redis://127.0.0.1`, then `laneway+redis://127.0.0.1`. Tests that
-need "a redis backend" run with Laneway's, too. `test_chord_on_error` reads keys of Redis's backend.
+A plugin of pytest for `python -m tests.contrib.compare celery`. Tests that need "a redis backend"
+run with Laneway's, too, on each store. `test_chord_on_error` and two more read keys and channels of
+Redis's backend.
 """
 
 from __future__ import annotations
@@ -30,7 +23,7 @@ class _Url(str):
     def startswith(  # type: ignore[override]
         self, prefix: str | tuple[str, ...], *bounds: int
     ) -> bool:
-        return self.removeprefix("laneway+").startswith(prefix, *bounds)
+        return f"redis:{self.partition(':')[2]}".startswith(prefix, *bounds)
 
 
 def pytest_collection_modifyitems() -> None:

@@ -1,11 +1,7 @@
 """
 Kombu's own integration tests with this transport.
 
-Get a source archive of kombu, and run in its folder, with the URL of a store, or a file's by
-default:
-
-    BROKER=laneway+valkey://localhost PYTHONPATH=.:<laneway>/src python -m pytest -p no:randomly \
-        -p no:cacheprovider -o addopts= <laneway>/tests/contrib/kombu_suite.py
+`python -m tests.contrib.compare kombu` runs them; BROKER is the URL.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """
 RQ's own tests with Laneway's queue and workers.
 
-Get a source archive of RQ, take its package away (`mv rq rq_source`), start a Valkey on port 6379
-with 20 databases, and run in the folder, first without and then with
-`-p rq_suite`:
+A plugin of pytest for `python -m tests.contrib.compare rq`.
 
-    PYTHONPATH=<laneway>/src:<laneway>/tests/contrib python -m pytest -p no:timeout \
-        -p no:randomly -p rq_suite tests/test_{queue,queue_unique,retry,dependencies,worker,job}.py
-
-The plugin replaces the classes that the tests import; RQ's internals keep their own, as in a
+It replaces the classes that the tests import; RQ's internals keep their own, as in a
 program that changes the class of its workers.
 """
 
