@@ -393,8 +393,8 @@ def test_request(celery: Celery) -> None:
         return [before, self.request.chain, self.request.__dict__]
 
     @celery.task(bind=True)
-    def followed(self: Any) -> int:
-        return len(self.request.chain)
+    def followed(self: Any) -> tuple[int, int]:
+        return len(self.request.chain), len(self.request.callbacks)
 
     with runs(celery):
         flow = chain(step.s(), step.s(), last.s())()
@@ -404,9 +404,10 @@ def test_request(celery: Celery) -> None:
         assert (shown["id"], shown["root_id"], shown["parent_id"]) == (flow.id, ids[0], ids[1])
         assert (after, shown["args"][0], shown["retries"]) == ([], steps, 0)
         assert not {"handle", "fence", "_request"} & shown.keys()
-        assert chain(followed.s(), last.s())().get(SOON)[0] == 1
+        assert chain(followed.s(), last.s())().get(SOON)[0] == [1, 1]
         assert last.delay(0).get(SOON)[1] is None
-    assert (step.request.id, step.request.called_directly) == (None, True)
+    assert (step.request.id, step.request.callbacks) == (None, None)
+    assert step.request.called_directly
 
 
 def test_a_worker_serves_its_own_queues(celery: Celery) -> None:

@@ -72,6 +72,8 @@ def test_imports_of_programs(package: str, program: str) -> None:
         ("celery.bootsteps", "StartStopStep", "connect signals.worker_ready"),
         ("celery.worker.control", "control_command", "see app.control"),
         ("celery.utils.time", "maybe_timedelta", "run Celery itself on Laneway"),
+        ("celery", "chunks", "use task.chunks"),
+        ("rq", "cancel_job", "use Job.fetch"),
         ("rq.registry", "StartedJobRegistry", "see queue.jobs"),
         ("rq", "Connection", "give each Queue and Worker its connection"),
         ("rq.cron", "CronScheduler", "every worker finds due jobs"),

@@ -239,6 +239,17 @@ def test_a_bad_message_fails_in_publish(tmp_path: Path) -> None:
     assert not (tmp_path / "spool.db").exists()
 
 
+def test_only_the_owner_can_read_the_files(tmp_path: Path, store: Store) -> None:
+    """The messages are customers' data; the lock's file is no exception."""
+    spooled = Spooled(tmp_path, store)
+    spooled.publish("a", "x")
+    assert spooled.spool.flush(60) == 0
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert set(modes.values()) == {0o600}
+    assert "spool.db-lock" in modes
+    spooled.spool.close()
+
+
 def test_tasks_are_spooled(tmp_path: Path) -> None:
     """`delay` of a task goes through the spool too."""
     with Laneway(f"sqlite:///{tmp_path}/a.db", spool=tmp_path / "spool.db") as app:

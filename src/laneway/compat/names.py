@@ -43,7 +43,8 @@ class Finder:
     Finds modules that only Celery or RQ has; their names are those at the top of the package, and
     those that Laneway does not have.
 
-    `hints`: what to write instead, by module of the original and by name; None: `otherwise`.
+    `hints`: what to write instead, by module of the original, and by name, with `()` behind
+    that of a function; None: `otherwise`.
     """
 
     def __init__(self, package: str, hints: Mapping[str, str | None], otherwise: str) -> None:
@@ -65,10 +66,13 @@ class Finder:
         return get
 
     def _absent(self, inner: str) -> Any:
-        name, parents = inner.rpartition(".")[2], self._parents(inner)
+        name = inner.rpartition(".")[2]
         if name.endswith(_ERRORS) or inner.startswith("exceptions."):
             return type(name, (LanewayError,), {"__doc__": "Laneway does not raise it."})
-        instead = self.hints.get(name) or next(filter(None, parents), self.otherwise)
+        instead = next(
+            filter(None, (*map(self.hints.get, (name, f"{name}()")), *self._parents(inner))),
+            self.otherwise,
+        )
         theirs = f"{self.package.rpartition('.')[2]}.{inner}"
         return _Absent(f"{theirs}: Laneway does not have it; {instead}")
 

@@ -386,7 +386,7 @@ class SpoolFile:
         if self.wrong(written=False) is not None:
             return False  # the lock at this path is of another file
         # Known before it is held: a forked child must not keep it.
-        self._lead = os.open(f"{self.path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lead = os.open(f"{self.path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lead, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -75,6 +75,7 @@ OUTSIDE: Mapping[str, Any] = {
     "deliveries": 1,
     "published_at": None,
     "chain": None,
+    "callbacks": None,
     "delivery_info": None,
     "called_directly": True,
     "is_eager": False,
@@ -83,10 +84,14 @@ OUTSIDE: Mapping[str, Any] = {
 
 
 def _context(request: Request) -> dict[str, Any]:
-    """The attributes of a run. `chain`: the ids of the calls that follow; None outside a flow."""
+    """
+    The attributes of a run. `chain` and `callbacks`: the ids of the calls that follow; None outside
+    a flow.
+    """
     return {
         **{name: getattr(request, name, default) for name, default in OUTSIDE.items()},
         "chain": request.after,
+        "callbacks": request.after,
         "correlation_id": request.id,
         "hostname": socket.gethostname(),
         "called_directly": False,
