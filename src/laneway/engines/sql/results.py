@@ -35,15 +35,23 @@ if TYPE_CHECKING:
 def read(tx: Transaction, ids: Sequence[tuple[str, str | None]]) -> list[StoredResult]:
     """The outcome and the progress that are stored of each of these messages: (id, topic)."""
     named = [(message_id, topic_of(tx, message_id, topic)) for message_id, topic in ids]
-    tx.kept.load((*each, slot) for each in named for slot in (OUTCOME, PROGRESS))
+    found = _stored(tx, named)
     return [
-        StoredResult(*(_stored(tx, *each, slot) for slot in (OUTCOME, PROGRESS))) for each in named
+        StoredResult(found.get((*each, OUTCOME)), found.get((*each, PROGRESS))) for each in named
     ]
 
 
-def _stored(tx: Transaction, message_id: str, topic: str, slot: int) -> bytes | None:
-    stored = tx.kept.get(message_id, topic, slot)
-    return stored[2] if stored is not None and stored[0] > tx.now else None
+def _stored(
+    tx: Transaction, messages: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str, int], bytes]:
+    """What is stored of these messages, by id, topic and slot."""
+    return {
+        (message_id, topic, slot): body
+        for message_id, topic, slot, until, body in (
+            tx.all_rows("kept_read", messages) if messages else ()
+        )
+        if until > tx.now
+    }
 
 
 def topic_of(tx: Transaction, message_id: str, topic: str | None) -> str:
@@ -59,18 +67,18 @@ def report_progress(tx: Transaction, reports: Sequence[ProgressReport]) -> list[
     that lease is held, one with `before` only if that is stored.
     """
     held = leases.by_fence(tx, (report.fence for report in reports))
-    tx.kept.load(
-        (report.id, report.topic, PROGRESS) for report in reports if report.before is not UNSET
+    stored = _stored(
+        tx, [(report.id, report.topic) for report in reports if report.before is not UNSET]
     )
     answers: list[bool] = []
     for report in reports:
         may_store = not report.fence or leases.is_held(held.get(report.fence), report.handle)
+        key = (report.id, report.topic, PROGRESS)
         if report.before is not UNSET:
-            stored = _stored(tx, report.id, report.topic, PROGRESS)
-            may_store = may_store and stored == report.before
+            may_store = may_store and stored.get(key) == report.before
         if may_store:
-            key = (report.id, report.topic, PROGRESS)
             tx.kept.put(key, tx.now + report.ttl_us, 0, report.body)
+            stored[key] = report.body
             tx.changed_results.append(result_name(report.id, report.topic))
         answers.append(may_store)
     return answers

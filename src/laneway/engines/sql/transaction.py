@@ -356,9 +356,9 @@ class Transaction(Statements):
     @cached_property
     def kept(self) -> Table:
         """(id, topic, slot) → (until, whether the id was generated, body)."""
-        return TimedTable(
-            self, "kept", 3, read="kept_read", write="kept_write", delete="", converts=True
-        ).timed_by(self.shard, 0)
+        return TimedTable(self, "kept", 3, write="kept_write", delete="", converts=True).timed_by(
+            self.shard, 0
+        )
 
     @cached_property
     def signals(self) -> Table:

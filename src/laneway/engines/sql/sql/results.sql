@@ -6,8 +6,8 @@ INSERT INTO kept (id, topic, slot, until, generated, body) VALUES (?, ?, ?, ?, ?
         DO UPDATE SET until = excluded.until, generated = excluded.generated, body = excluded.body;
 
 -- name: kept_read
-SELECT k.id, k.topic, k.slot, k.until, k.generated, k.body FROM (VALUES (?, ?, ?)) v
-  {join} kept k ON k.id = v.column1 AND k.topic = v.column2 AND k.slot = v.column3;
+SELECT k.id, k.topic, k.slot, k.until, k.body FROM (VALUES (?, ?)) v
+  {join} kept k ON k.id = v.column1 AND k.topic = v.column2;
 
 -- name: kept_topic
 SELECT topic FROM kept WHERE id = ? AND generated = 1;
