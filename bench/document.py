@@ -52,9 +52,9 @@ SECTIONS = (
         " 100,000 where a library publishes in bulk, 10,000 otherwise and one at a time.\n"
         "Each library runs with the best settings that we found; the last column names them.\n"
         "Columns: messages per second published one at a time and in bulk; tasks per second drained"
-        " when they are spread over so many queues; the median time in milliseconds until an idle"
+        " when they are spread over that many queues; the median time in milliseconds until an idle"
         " worker starts a task.\n"
-        "`-`: not supported, or one worker cannot serve so many queues.\n"
+        "`-`: not supported, or one worker cannot serve that many queues.\n"
         "`~`: not drained within the time limit, the rate until then.",
     ),
     Section(
@@ -66,7 +66,7 @@ SECTIONS = (
     Section(
         "engine",
         "The engine alone",
-        "Put, lease and settle in batches of 500 with all policies in force, beside the same"
+        "Put, lease and settle in batches of 500 with all policies in force, compared with the same"
         " storage operations without policies (`raw`), in the same run.",
     ),
     Section(
@@ -80,31 +80,31 @@ SECTIONS = (
     Section(
         "processes",
         "Two processes",
-        "Two worker processes beside one, on one SQLite file and on four.",
+        "Two worker processes compared with one, on one SQLite file and on four.",
     ),
     Section("publish", "Publishing", "Messages per second by the way they are published."),
     Section(
         "spool",
         "Publishing without waiting",
         "Messages per second that one thread publishes into a buffer in memory and into a spool,"
-        " beside `publish_many`; and until the store has them.",
+        " compared with `publish_many`; and until the store has them.",
     ),
     Section("latency", "Latency", "The time until an idle worker starts a message."),
     Section(
         "single",
         "Single calls",
-        "Calls one after the other, and of 100 coroutines, beside the same by others.",
+        "Calls one after the other, and of 100 coroutines, compared with the same by others.",
     ),
     Section(
         "tasks",
         "Tasks and results",
-        "Task throughput and latency, end to end, beside other task libraries.",
+        "Task throughput and latency, end to end, compared with other task libraries.",
     ),
     Section(
         "typed",
-        "Typed tasks beside messages",
-        "What a typed task costs one worker process beside a plain message, and what bee-queue"
-        " drains in the same run.",
+        "Typed tasks and messages",
+        "What a typed task costs one worker process compared with a plain message, and what"
+        " bee-queue drains in the same run.",
         engines=("sqlite",),  # its rows are of both engines
     ),
     Section(
@@ -121,7 +121,7 @@ SECTIONS = (
         "adaptive",
         "Concurrency that adapts",
         "Calls a second at a simulated destination whose capacity changes, with"
-        ' `concurrency="auto"`, beside the best fixed limit.',
+        ' `concurrency="auto"`, compared with the best fixed limit.',
     ),
     Section(
         "groups",
@@ -131,7 +131,8 @@ SECTIONS = (
     Section(
         "subscriptions",
         "Subscriptions",
-        "What a subscription's copy costs beside a plain message, over put, lease and settle.",
+        "What a subscription's copy costs compared with a plain message, over put, lease and"
+        " settle.",
     ),
     Section(
         "top",
@@ -142,12 +143,12 @@ SECTIONS = (
     Section(
         "push",
         "Push",
-        "Signed requests to webhook receivers on the same machine, beside HTTP clients that send"
-        " the same bodies and do nothing else.",
+        "Signed requests to webhook receivers on the same machine, compared with HTTP clients"
+        " that send the same bodies and do nothing else.",
     ),
     Section(
         "push_neighbors",
-        "Push beside bad endpoints",
+        "Push and bad endpoints",
         "From publishing to the receiver, while one endpoint hangs and one asks for pauses.",
     ),
     Section("reads", "Reads at 1,000,000 topics", "A page of topics, `explain` and `stats`."),
@@ -175,7 +176,7 @@ SECTIONS = (
     Section(
         "workers",
         "Heartbeats",
-        "What the heartbeats of many workers cost the store, and the plain path beside them.",
+        "What the heartbeats of many workers cost the store, and the plain path during them.",
     ),
     Section(
         "locality",
@@ -194,7 +195,7 @@ SECTIONS = (
         "Topics over a lifetime",
         "Entries and bytes that distinct topics leave in the store after they have ended.",
     ),
-    Section("scale", "Cluster", "Throughput of a cluster beside one server."),
+    Section("scale", "Cluster", "Throughput of a cluster compared with one server."),
     Section(
         "soak",
         "Soak",
@@ -202,9 +203,9 @@ SECTIONS = (
         " each second, and a worker killed each minute.\n"
         "Flat: the mean of the last sixth is within the spread of the second sixth.\n"
         "Both engines ran at the same time on the two cores: each at half the highest rate that it"
-        " reached beside the other one, while tests of low priority ran too.\n"
+        " reached along with the other one, while tests of low priority ran too.\n"
         "SQLite's file keeps the size of the largest backlog so far.\n"
-        "So the benchmark makes a backlog of 4 seconds in the first sixth; a kill on a busy machine"
+        "The benchmark makes a backlog of 4 seconds in the first sixth; a kill on a busy machine"
         " leaves fewer messages waiting than that.",
     ),
 )
@@ -283,7 +284,7 @@ def chart(kept: dict[str, Any]) -> str:
     days = {row["date"] for row in peers["figures"] if "date" in row}
     other_run = f"; * {', '.join(map(_date, sorted(days)))}" if days else ""
     notes = [
-        "not possible: one worker cannot serve so many queues.  ~ not finished; rate until then.",
+        "not possible: one worker cannot serve that many queues.  ~ not finished; rate until then.",
         f"{_date(machine['date'])}{other_run}.  {machine['cpus']} cores, tasks that do nothing.",
     ]
     return drain_chart(peers["figures"], notes)
@@ -383,7 +384,8 @@ def _table(table: Table, section: Section) -> Iterator[str]:
         f" SQLite {machine['sqlite']}; {table['notes']}."
     )
     columns = [name for name in rows[0] if name != "date"]
-    lines = [columns, ["---" if n == 0 else "---:" for n in range(len(columns))]]
+    shown = ["compared with" if name == "beside" else name for name in columns]
+    lines = [shown, ["---" if n == 0 else "---:" for n in range(len(columns))]]
     for row in rows:
         cells = [_cell(row[name]) for name in columns]
         cells[0] += f" ({_date(row['date'])})" if "date" in row else ""

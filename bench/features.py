@@ -304,7 +304,8 @@ def main() -> None:
         rows,
         f"{messages:,} messages a round over {topics:,} topics, batches of {BATCH}, best of"
         f" {rounds} rounds; {MERGING:.0%} of the messages with merging join a waiting one;"
-        f" durability {usual(chosen)}; ratio: all three steps together beside plain messages",
+        f" durability {usual(chosen)}; ratio: all three steps together, compared with"
+        " plain messages",
     )
 
 

@@ -211,7 +211,7 @@ settings = {"queue": queue, "functions": [work], "concurrency": 100}
     ),
     "PgQueuer": Peer(
         "pgqueuer",
-        "PostgreSQL, batches of 100, 100 at once",
+        "PostgreSQL, batches of 100, 100 concurrently",
         """
 import asyncio, uvloop
 from datetime import timedelta
@@ -249,7 +249,8 @@ if __name__ == "__main__":
     ),
     "Graphile Worker": Peer(
         "graphile-worker",
-        "Node, PostgreSQL, 100 at once, local queue of 1,000; one task at a time in a named queue",
+        "Node, PostgreSQL, 100 concurrently, local queue of 1,000; one task at a time in a named"
+        " queue",
         "",
         "one",
         "bulk",
@@ -257,10 +258,10 @@ if __name__ == "__main__":
         10_000,
     ),
     "bee-queue": Peer(
-        "bee-queue", "Node, Valkey, 100 at once", "", "one", "bulk", ["work"], 100
+        "bee-queue", "Node, Valkey, 100 concurrently", "", "one", "bulk", ["work"], 100
     ),  # 2 connections for each queue
     "BullMQ": Peer(
-        "bullmq", "Node, Valkey, 100 at once", "", "one", "bulk", ["work"], 1_000
+        "bullmq", "Node, Valkey, 100 concurrently", "", "one", "bulk", ["work"], 1_000
     ),  # a worker with 2 connections for each queue
 }
 

@@ -64,7 +64,7 @@ def main() -> None:
         ),
         rows,
         f"batches of {BATCH:,}, {SETS} different sets of fields; medians of {sets} single sets;"
-        " ratio: the most against 1",
+        " ratio: the largest against 1",
         repeats=repeats,
     )
 

@@ -4,7 +4,7 @@ request, signals, its outcome.
 
 One worker process drains messages or tasks that do nothing: with two typed arguments, with a
 dataclass, and with results; on one topic and over 1,000, on SQLite (fsync) and on Valkey (memory).
-Beside them bee-queue (Node, 100 at once) drains jobs on one queue of a Valkey, where node and
+Beside them bee-queue (Node, 100 concurrently) drains jobs on one queue of a Valkey, where node and
 bee-queue are installed. All kinds run alternately, in several rounds; the figures are the least CPU
 time and the highest rate of the rounds.
 """

@@ -27,7 +27,7 @@ PHRASES = {
     "that many, that long": r"so (?:many|long|much|often)\b(?! as)",
     "compared with, along with, during": r"beside\b",
     "immediately, concurrently": r"at once\b",
-    "the maximum, the minimum": r"the (?:most|fewest|least) (?!recent|common|important)",
+    "the maximum, the minimum": r"the (?:most|fewest|least) (?!recent|common|important|specific)",
     "can handle, accepts": r"(?:bears?|bearable|borne)\b",
     "shows, lists, names, reports, explains": r"says\b",
     "For …, …": r"(?:(?<=\. )|(?<=\"\"\")|(?<=\"\"\" ))"
