@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 import laneway
+from docs_tools.meanings import MEANINGS
 from laneway import Laneway, errors
 from laneway.runtime.noun import Noun
 
@@ -263,6 +264,11 @@ def default_of(value: Any) -> str:
     return "…" if " at 0x" in text or "<" in text else text
 
 
+def meaning_of(owner: str, name: str) -> str:
+    """What an argument or field means that its docstring does not explain."""
+    return MEANINGS.get(f"{owner}.{name}") or MEANINGS.get(name, "")
+
+
 def described(name: str, function: Callable[..., Any], head: str, others: Iterable[str]) -> str:
     """A function or method: its signature, its prose, its table of arguments."""
     accepted = parameters(function)
@@ -277,12 +283,14 @@ def described(name: str, function: Callable[..., Any], head: str, others: Iterab
             continue
         options = re.fullmatch(r"Unpack\[(\w+)\]", kind)
         if options:
-            meaning = OPTIONS.get(options[1], meanings.get(each.name, ""))
+            meaning = meanings.get(each.name) or meaning_of(name, each.name)
+            meaning = OPTIONS.get(options[1], meaning)
             rows.append((f"`**{each.name}`", "", "", f"{meaning[:1].upper()}{meaning[1:]}"))
         else:
             default = "" if each.default is each.empty else f"`{default_of(each.default)}`"
             shown = f"`{kind}`" if kind else ""
-            rows.append((f"`{each.name}`", shown, default, meanings.get(each.name, "")))
+            meaning = meanings.get(each.name) or meaning_of(name, each.name)
+            rows.append((f"`{each.name}`", shown, default, meaning))
     parts = [f"{head} {name}\n", call(name, function), lines_of(text) + "\n"]
     if rows:
         parts.append(table(("argument", "type", "default", "meaning"), rows))
@@ -351,7 +359,12 @@ def class_text(name: str, kind: type, head: str) -> str:
     parts = [f"{head} {name}\n", lines_of(text) + "\n"]
     if own:
         rows = [
-            (f"`{each}`", f"`{about}`" if about else "", default, meanings.get(each, ""))
+            (
+                f"`{each}`",
+                f"`{about}`" if about else "",
+                default,
+                meanings.get(each) or meaning_of(name, each),
+            )
             for each, (about, default) in own.items()
         ]
         parts.append(table(("field", "type", "default", "meaning"), rows))
@@ -359,7 +372,11 @@ def class_text(name: str, kind: type, head: str) -> str:
         parts.append("[Settings](settings.md#the-application) has a table of all arguments.\n")
     elif accepted and meanings:
         rows = [
-            (f"`{each}`", f"`{annotation(parameter.annotation)}`", meanings.get(each, ""))
+            (
+                f"`{each}`",
+                f"`{annotation(parameter.annotation)}`",
+                meanings.get(each) or meaning_of(name, each),
+            )
             for each, parameter in accepted.items()
         ]
         parts.append(table(("argument", "type", "meaning"), rows))

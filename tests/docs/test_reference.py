@@ -71,6 +71,13 @@ def test_no_page_leaves_its_text_to_a_tool() -> None:
     assert [page.name for page in DOCS.rglob("*.md") if "\n::: " in page.read_text()] == []
 
 
+def test_each_argument_has_a_meaning() -> None:
+    """In the pages of the Python API, no row of a table is without text."""
+    for page in (DOCS / "reference").glob("api*.md"):
+        for line in page.read_text().splitlines():
+            assert not re.fullmatch(r"\| `.*\|\s*\|", line), (page.name, line)
+
+
 def test_errors_are_sentences_that_can_be_searched() -> None:
     """A message is in the page of errors with the names of its values."""
     assert "| `message to <topic>: delay and at contradict each other" in generate.errors_page()
