@@ -10,7 +10,7 @@ ARGS ?=
 ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz fuzz-gateway histories fairness simulate conformance test-kills test-elections lint fmt bench soak soak-celery scale bench-smoke docs docs-pages docs-check client-typescript clients ci image-lock clean
+.PHONY: help setup demo test fuzz fuzz-gateway histories fairness simulate conformance test-kills test-elections lint fmt bench soak soak-celery scale bench-smoke docs docs-pages pictures docs-check client-typescript clients ci image-lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -106,6 +106,9 @@ $(DOCS)/.ready: pyproject.toml
 
 docs-pages: $(READY) ## write the generated pages of docs/reference/
 	$(BIN)/python -m docs_tools.generate
+
+pictures: $(READY) ## take the pictures of docs/dashboard/ again: every page, light and dark, wide and narrow; needs chromium
+	$(BIN)/python -m docs_tools.pictures docs/dashboard
 
 docs-check: $(READY) ## fail on stale generated pages and broken links
 	$(BIN)/python -m docs_tools.generate --check

@@ -1,8 +1,8 @@
 """
 The pictures of the dashboard: fills a demo store, serves it, and takes a picture of each page.
 
-   python -m docs_tools.pictures docs                        the pictures of the docs
-   python -m docs_tools.pictures out --all                   every page, in each width and theme
+   python -m docs_tools.pictures docs/dashboard              for the docs (`make pictures`)
+   python -m docs_tools.pictures out --all                   the same as tall PNG files
    python -m docs_tools.pictures out --all --store empty     of an empty store
    python -m docs_tools.pictures out --all --store broken    of a store that has gone away
    python -m docs_tools.pictures out --all --store hostile   with the worst names and texts
@@ -14,6 +14,7 @@ It needs a Chromium (`apt-get install chromium`) and the Python package playwrig
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import math
 import os
@@ -107,8 +108,11 @@ HOSTILE_SHOWN = {
 
 STORES = ("busy", "empty", "broken", "hostile")
 
-IN_DOCS = {"now": "light", "topics": "dark", "topic": "light", "dead": "dark", "fairness": "light"}
-"""The pages of the docs, with their theme; the others are for looking at them."""
+NOT_IN_DOCS = ("embed", "failures")
+"""The endpoint without the menu, and topics in another order."""
+
+QUALITY = 25
+"""The quality of the WebP files of the docs: text stays readable, and they are small."""
 
 ERRORS = (
     "ConnectError: [Errno 111] Connection refused",
@@ -163,7 +167,8 @@ def fill(app: Laneway) -> None:
     _work(app, engine)
     for n in range(5):
         body = {"file": f"orders-{n}.csv", "rows": [1, 2, {"a": None}]}
-        app.publish("orders.import", body, id=f"import-{n}", headers={"trace": "4f1c"})
+        headers = {"trace": "4f1c"}
+        app.publish("orders.import", body, id=f"import-{n}", headers=headers, delay="20m")
     _write_history(engine)
     with patch.dict(os.environ, {KEY_VARIABLE: new_key()}):
         _endpoints(app)
@@ -361,6 +366,15 @@ def _audit(app: Laneway) -> None:
             undo={"rate": "20/s"} if method == "PATCH" else None,
         )
         audit_log.append(app.engine, change)
+    by_command = audit_log.Change(
+        who="carol",
+        address="command line",
+        method="laneway",
+        path="purge",
+        at_us=app.engine.time_us() - 90 * SECOND,
+        request=msgspec.Raw(b'{"topic":"mail.digest","yes":true}'),
+    )
+    audit_log.append(app.engine, by_command)
 
 
 def _doctor(engine) -> None:
@@ -547,7 +561,7 @@ def take(url: str, folder: Path, arguments: argparse.Namespace, after_loading, s
         for width in WIDTHS
         for name in shown
         if (not arguments.only or name in arguments.only)
-        and (arguments.all or (width == "wide" and IN_DOCS.get(name) == theme))
+        and (arguments.all or name not in NOT_IN_DOCS)
     ]
     with sync_playwright() as play:
         browser = play.chromium.launch(
@@ -555,7 +569,7 @@ def take(url: str, folder: Path, arguments: argparse.Namespace, after_loading, s
         )
         for name, theme, width in chosen:
             page = browser.new_page(
-                viewport={"width": WIDTHS[width], "height": 900},
+                viewport={"width": WIDTHS[width], "height": 760},
                 color_scheme=theme,
                 locale="en-US",
             )
@@ -564,15 +578,26 @@ def take(url: str, folder: Path, arguments: argparse.Namespace, after_loading, s
             page.goto(url + shown[name])
             page.wait_for_timeout(1600)
             after_loading(page)
-            suffix = f"-{theme}-{width}" if arguments.all else ""
+            suffix = f"-{theme}-{width}"
             if arguments.all:
                 # As tall as the page, so that nothing sticks to the middle of the picture.
                 height = page.evaluate("document.documentElement.scrollHeight")
                 page.set_viewport_size({"width": WIDTHS[width], "height": min(height, TALLEST)})
                 _tell_faults(page, f"{name}{suffix}")
-            page.screenshot(path=folder / f"dashboard-{name}{suffix}.png")
+                page.screenshot(path=folder / f"dashboard-{name}{suffix}.png")
+            else:
+                _tell_faults(page, f"{name}{suffix}")
+                _save(page, folder / f"{name}{suffix}.webp")
             page.close()
         browser.close()
+
+
+def _save(page, place: Path) -> None:
+    """Write what is visible as WebP, which only the browser's own protocol can do."""
+    found = page.context.new_cdp_session(page).send(
+        "Page.captureScreenshot", {"format": "webp", "quality": QUALITY}
+    )
+    place.write_bytes(base64.b64decode(found["data"]))
 
 
 def _tell_faults(page, name: str) -> None:
