@@ -151,6 +151,12 @@ SECTIONS = (
         "Push and bad endpoints",
         "From publishing to the receiver, while one endpoint hangs and one asks for pauses.",
     ),
+    Section(
+        "push_names",
+        "Push with names that do not resolve",
+        "As above, while the look-ups of other endpoints' names never get an answer.\n"
+        "The control has the same endpoints, paused: what their topics cost without look-ups.",
+    ),
     Section("reads", "Reads at 1,000,000 topics", "A page of topics, `explain` and `stats`."),
     Section(
         "gateway",

@@ -256,7 +256,7 @@ class TopicAnswer(msgspec.Struct, omit_defaults=False, kw_only=True):
 
 
 class CursorAnswer(msgspec.Struct):
-    """The cursors of one priority, see the glossary."""
+    """The cursors of one priority, see the glossary; a priority that is absent is finished."""
 
     priority: int
     scan: int

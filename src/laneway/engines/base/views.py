@@ -72,7 +72,8 @@ class TopicStats(msgspec.Struct, gc=False):
     - `group`: the group in which it competes with other topics, or None.
     - `limit`: how many leases `concurrency="auto"` admits now, for all its lanes together, or None
       if its concurrency does not adapt or no limit is stored.
-    - `cursors`: (scan cursor, done cursor) by priority; only from `Admin.topic_stats`.
+    - `cursors`: (scan cursor, done cursor) by priority; only from `Admin.topic_stats`. A priority
+      that is absent is finished: none of its messages waits or is leased.
     """
 
     topic: str
