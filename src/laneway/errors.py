@@ -14,7 +14,7 @@ LanewayError
 ├── LeaseLost             the lease has ended; another worker may have the message
 ├── TermLost              this process does not hold the election's term any more
 ├── StepAborted           an atomic step of a holder was aborted, because its term is ending
-├── EngineUnavailable     try again (`applied` says whether the change may have happened)
+├── EngineUnavailable     try again (`applied` tells whether the change may have happened)
 │   ├── NoNamespace       nobody has published there yet
 │   └── EngineCorrupt     the store is damaged: run `laneway doctor`
 ├── SchemaMismatch        the store belongs to another version of Laneway

@@ -119,7 +119,7 @@ class Leases:
         return taken
 
     def wake(self) -> None:
-        """Make the current or next `take` return what it has at once."""
+        """Make the current or next `take` return what it has immediately."""
         with self._changed:
             self._is_woken = True
             listener = self._listener

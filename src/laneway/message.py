@@ -41,7 +41,7 @@ How a settlement ends a lease.
 - `"ack"`: the message is finished.
 - `"retry"`: counts an attempt; again after `delay_us`, or after the policy's backoff. A dead letter
   when the policy's retries are used up.
-- `"dead"`: a dead letter at once, with `reason`.
+- `"dead"`: a dead letter immediately, with `reason`.
 - `"release"`: back without counting an attempt; with `begun=False` the rate permit is given back.
 - `"back_off"`: release, and the topic delivers nothing for `delay_us`, by default for 1 s, doubled
   by each failing probe up to 5 min.
@@ -146,7 +146,7 @@ class Draft(msgspec.Struct, gc=False):
 
     - `delay_us`: how long to wait before delivery. `at_us`: when to deliver, in engine time;
       precedes `delay_us`.
-    - `ttl_us`: how long it may wait; None: as the policy says.
+    - `ttl_us`: how long it may wait, or None for the policy's.
     - `sticky`: its id is known for 24 h after the message ended, whatever `dedupe` says.
     - `signal`: this is not a message but a signal for the one with this topic and id. Signals are
       numbered from 1; each number counts once, however often it is put. 0 ends the waiting. If a
@@ -228,12 +228,12 @@ class Settlement(msgspec.Struct, gc=False):
     How to end one lease. Times are microseconds.
 
     - `handle`, `fence`: of the lease.
-    - `action`: see `Action`, which also says what `delay_us`, `reason` and `begun` do.
+    - `action`: see `Action`, which also explains what `delay_us`, `reason` and `begun` do.
     - `error`: text about the failure, for the message's history.
     - `cost_us`: how long the handler ran, for tiers that are fair by time and for
       `concurrency="auto"`.
     - `overload`: what the end says about the destination, for topics with `concurrency="auto"`.
-      `"back_off"` says that it is unavailable.
+      `"back_off"` reports that it is unavailable.
     - `id`, `topic`: the message's; only needed with an outcome.
     - `outcome`: stored for `outcome_ttl_us`, in the same transaction, if this ends the message
       (`"acked"` or `"died"`).

@@ -52,14 +52,14 @@ GATE_SEPARATOR = "\x1f"
 WEIGHTS = (0.01, 1000.0)
 FOREVER = -1
 """
-The value of `Resolved.dedupe` if ids stay known for ever, and of `time_limit` if there is none.
+The value of `Resolved.dedupe` if ids stay known forever, and of `time_limit` if there is none.
 """
 KEPT_FOREVER = units.MAX_SECONDS * units.SECOND
-"""The value of `Resolved.dead_ttl` if dead letters are kept for ever; engines add it to a time."""
+"""The value of `Resolved.dead_ttl` if dead letters are kept forever; engines add it to a time."""
 DEFAULT_TIME_LIMIT = 30 * 60.0
 """
 Seconds that a handler may take in a topic with `serial` or `merge`, where no time limit is set: one
-that hangs would block its key for ever. As long as RabbitMQ waits for an acknowledgment.
+that hangs would block its key forever. As long as RabbitMQ waits for an acknowledgment.
 """
 DEFAULT_MOST = 64
 """The largest limit of a concurrency that adapts, if none is set."""
@@ -136,7 +136,7 @@ def largest_cost(rate: float | None, burst: float, max_cost: int | None) -> int:
 class Resolved(msgspec.Struct, frozen=True, gc=False):
     """
     The policy that holds for one topic, with all fields. Times are microseconds, `rate` is per
-    second. `FIELDS` says what each field means.
+    second. `FIELDS` explains what each field means.
     """
 
     rate: float | None = None
@@ -234,7 +234,7 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
 
     def ttl_us(self, own: int | None) -> int | None:
         """
-        How long a message may wait; None: for ever. `own`: the ttl that its publisher set, if any.
+        How long a message may wait; None: forever. `own`: the ttl that its publisher set, if any.
         """
         return own if own is not None else self.ttl
 

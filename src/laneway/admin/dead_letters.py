@@ -67,7 +67,7 @@ def redrive(
     """
     Put dead letters of a topic, or of all topics (None), back into their topics, oldest first.
 
-    `ids`: only these; None: all. `rate`: messages a second, such as `"10/s"`; None: all
+    `ids`: only these, or None for all. `rate`: messages a second, such as `"10/s"`; None: all
     immediately.
     `limit`: at most this many. Returns how many were put back. Raises UsageError, BadMessage if
     the topic's name is invalid, BadPolicy if the rate is, EngineUnavailable.
@@ -87,8 +87,8 @@ def drop(engine: Admin, topic: str | None, ids: Sequence[str] | None, *, limit: 
     """
     Delete dead letters of a topic, or of all topics (None), oldest first.
 
-    `ids`: only these; None: all. `limit`: at most this many. Returns how many were deleted. Raises
-    UsageError, BadMessage if the topic's name is invalid, EngineUnavailable.
+    `ids`: only these, or None for all. `limit`: at most this many. Returns how many were deleted.
+    Raises UsageError, BadMessage if the topic's name is invalid, EngineUnavailable.
     """
     _checked(topic)
     return _by_pages(
