@@ -184,19 +184,25 @@ class _Due:
         return bisect_left(self.at[topic], end) - bisect_left(self.at[topic], begin)
 
     def _rates_in(self, begin: float, end: float) -> dict[str, float]:
-        """A topic that adapts uses what it found out; the others share the rest."""
+        """
+        What each topic is due in a span. A topic that adapts wants at least what it got, and at
+        most what its largest concurrency allows; the others are due what both leave them.
+        """
         topics = [
-            replace(each, most=self.got(each.name, begin, end) / (end - begin))
-            if each.name in self.case.adaptive
-            else each
+            each
             for each in self.case.system.topics
             if any(first <= begin < last for first, last in self.case.active[each.name])
         ]
-        system = replace(self.case.system, topics=topics)
-        lower = _lowered(system, is_tight=self.case.is_tight)
-        rates = fair_rates(system)
-        lowered = fair_rates(lower) if lower != system else rates
-        return {name: min(rate, lowered[name]) for name, rate in rates.items()}
+        as_got = [
+            replace(each, most=self.got(each.name, begin, end) / (end - begin))
+            if each.name in self.case.adaptive
+            else each
+            for each in topics
+        ]
+        systems = [replace(self.case.system, topics=each) for each in (as_got, topics)]
+        systems += [_lowered(each, is_tight=self.case.is_tight) for each in systems]
+        every = [fair_rates(each) for n, each in enumerate(systems) if each not in systems[:n]]
+        return {name: min(rates[name] for rates in every) for name in every[0]}
 
     def due(self, topic: str, begin: float, end: float) -> float:
         return sum(

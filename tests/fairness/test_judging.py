@@ -12,7 +12,7 @@ from tests.fairness.cases import Case
 from tests.fairness.judging import judge
 from tests.fairness.simulation import Delivery, Simulation
 from tests.model import Model
-from tests.model.fair_rates import Gate, System, Topic
+from tests.model.fair_rates import Gate, System, Tier, Topic
 
 
 def a_case() -> Case:
@@ -56,6 +56,22 @@ def test_topics_that_leave() -> None:
     simulation.deliveries = [Delivery(n / 5, "a") for n in range(500)]
     (verdict, _) = judge(simulation).verdicts
     assert (verdict.is_failed, round(verdict.due)) == (True, 600)
+
+
+def test_a_topic_that_adapts() -> None:
+    """It may use all that a strict tier gets, so nothing is due to a topic of another tier."""
+    tiers = {"vip": Tier("strict"), "mid": Tier(1)}
+    topics = [
+        Topic("a", 0.1, tier="vip", concurrency=4, gates=("g",)),
+        Topic("b", 0.1, gates=("g",)),
+    ]
+    system = System(topics, 4, {"g": Gate(rate=10)}, tiers=tiers)
+    simulation = Simulation(a_case(), None)
+    active = {"a": [(0.0, 100.0)], "b": [(0.0, 100.0)]}
+    simulation.case = Case(1, system, active, [4], adaptive={"a": 4})
+    simulation.deliveries = [Delivery(n / 9, "a") for n in range(900)]
+    (_, verdict) = judge(simulation).verdicts
+    assert (verdict.is_failed, verdict.due) == (False, 0)
 
 
 def test_a_bucket() -> None:
