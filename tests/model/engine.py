@@ -898,7 +898,7 @@ class Engine(Lanes):
         ]
         if blocked:
             if here is not None and in_order and here not in blocked:
-                self._move_to_gate(lane, blocked)
+                self._move_to_gate(call, lane, blocked)
             return 0
         take = min(take, self._gates_room(lane, gates))
         ready = self._within_key_limits(lane, ready, take, policy)

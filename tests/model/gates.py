@@ -222,12 +222,11 @@ class Gates:
         """Where a lane waits at first: at the first of its gates that is shut."""
         return next((name for name in lane.gates if not self._gate_room(name, lane)), lane.gates[0])
 
-    def _move_to_gate(self, lane: Lane, blocked: Sequence[str]) -> None:
+    def _move_to_gate(self, call: Call, lane: Lane, blocked: Sequence[str]) -> None:
         """
         The lane, whose turn it is at its gate, goes to another one that does not admit it.
 
-        What is free at its gate is held for it if it is next there, and the other gate opens within
-        the time of one delivery through this one.
+        Where it is its turn, what is free or comes next is held for it, see `_hold_for`.
         """
         others = [name for name in blocked if self._gate_room(name, lane)]
         if others:  # it is not its turn there
@@ -236,17 +235,26 @@ class Gates:
         waits = {name: self._time_to_open(self.gates[name], lane) for name in blocked}
         to = max(blocked, key=lambda name: waits[name])
         for name in lane.gates:
-            if name not in blocked:
+            if name != to and (name not in blocked or self._is_turn(call, lane, name)):
                 self._hold_for(lane, self.gates[name], waits[to])
         self._come_to_gate(lane, to)
 
     def _hold_for(self, lane: Lane, gate: GateState, wait: int, need: int = 1) -> None:
         """
-        Keep what is free at a gate while the lane waits for another one: if that opens within a
-        part of the time of one delivery through this one, so little is lost.
+        Keep permits, or a slot, while the lane waits for another gate: if that opens within a part
+        of the time of one delivery through this one, so little is lost, or if others can use the
+        rate meanwhile.
         """
-        is_holder = self.now < gate.held_until and gate.holder == lane.number
-        if wait < FOREVER_US and (is_holder or 5 * wait <= 3 * self._interval(gate)):
+        is_held, limits = self.now < gate.held_until, gate.limits
+        is_holder = is_held and gate.holder == lane.number
+        loses_nothing = (
+            not is_held
+            and limits.rate is not None
+            and gate.concurrency is None
+            and need + gate.owes <= limits.effective_burst
+        )
+        is_short = 5 * wait <= 3 * self._interval(gate)
+        if wait < FOREVER_US and (is_holder or is_short or loses_nothing):
             for_us = min(3 * wait + LATE_US, HOLD_US)
             if is_holder:  # it may need more permits
                 need, for_us = max(need, gate.need), max(for_us, gate.held_until - self.now)
@@ -286,12 +294,12 @@ class Gates:
         keeps its permits for it.
         """
         to = max(short, key=lambda gate: self._time_to_open(gate, lane, cost))
-        if self.now >= to.held_until or to.holder == lane.number:
+        if self.now >= to.held_until or to.holder == lane.number or to.need < cost:
             self._hold(to, lane, cost, HOLD_US)
         if lane.place == "at_gate":
             wait = self._time_to_open(to, lane, cost)
             for name in lane.gates:
-                if self.gates[name] not in short:
+                if name != to.name:
                     self._hold_for(lane, self.gates[name], wait, cost)
             self._come_to_gate(lane, to.name)
 

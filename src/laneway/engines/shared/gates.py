@@ -110,6 +110,18 @@ def room(
     return max(admitted, 0)
 
 
+def keeps_up(limits: Gate, kept: int, owes: int) -> bool:
+    """
+    Whether others can use the whole rate while these permits are kept: the burst suffices for them
+    and the cost of the last delivery.
+    """
+    return (
+        limits.rate is not None
+        and limits.concurrency is None
+        and kept + max(owes, 1) <= limits.effective_burst
+    )
+
+
 def opens_us(limits: Gate, tat: int, leased: int, now_us: int, debt: Debt = NO_DEBT) -> int | None:
     """When the gate may admit more by the clock alone; None: only when a lease ends, or now."""
     if limits.left == 0 or (limits.concurrency is not None and leased >= limits.concurrency):

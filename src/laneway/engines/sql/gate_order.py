@@ -127,12 +127,16 @@ def end_holds(tx: Transaction, lane: Lane, key: str) -> None:
 
 
 def move(
-    tx: Transaction, lane: Lane, states: Sequence[GateState], blocked: Collection[GateState]
+    tx: Transaction,
+    lane: Lane,
+    states: Sequence[GateState],
+    blocked: Collection[GateState],
+    is_turn: Callable[[Lane, GateState], bool],
 ) -> None:
     """
     The lane, whose turn it is at its gate, goes to another one that does not admit it.
 
-    What is free at its other gates is held for it, if that one opens soon enough.
+    Where it is its turn, what is free or comes next is held for it, see `GateState.hold_for`.
     """
     now, number = tx.now, lane.lane
     elsewhere = next((state for state in blocked if state.room(now, number)), None)
@@ -142,7 +146,7 @@ def move(
     waits = {state.name: state.time_to_open(now, number) for state in blocked}
     to = max(blocked, key=lambda state: waits[state.name])
     for state in states:
-        if state.name not in waits:
+        if state is not to and (state.name not in waits or is_turn(lane, state)):
             state.hold_for(now, number, waits[to.name])
             tx.touch_gate(state)
     _go(tx, lane, to)
@@ -161,14 +165,14 @@ def wait_for_permits(
     """
     now, number = tx.now, lane.lane
     to = max(short, key=lambda state: state.time_to_open(now, number, cost))
-    if not to.is_held(now) or to.holder == number:
+    if not to.is_held(now) or to.holder == number or to.need < cost:
         to.hold(now, number, cost, gates.HOLD_US)
         tx.touch_gate(to)
     if not lane.gates_key:
         return
     wait = to.time_to_open(now, number, cost)
     for state in states:
-        if state not in short:
+        if state is not to:
             state.hold_for(now, number, wait, cost)
             tx.touch_gate(state)
     _go(tx, lane, to)

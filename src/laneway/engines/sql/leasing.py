@@ -969,7 +969,7 @@ class _Plan:
         if not blocked:
             return admitted
         if here is not None and in_order and all(state.name != here for state in blocked):
-            gate_order.move(tx, lane, gates, blocked)
+            gate_order.move(tx, lane, gates, blocked, self.lines.is_turn)
         return 0
 
     def _within_key_limits(

@@ -565,11 +565,16 @@ class GateState(msgspec.Struct, gc=False):
 
     def hold_for(self, now: int, lane: int, wait: int, need: int = 1) -> None:
         """
-        Keep what is free for the lane while it waits for another gate, if that opens within a part
-        of the time of one delivery through this one: so little is lost.
+        Keep permits, or a slot, for the lane while it waits for another gate, if that opens within
+        a part of the time of one delivery through this one: so little is lost. Or if others can use
+        the rate meanwhile.
         """
-        is_holder = now < self.held_until and self.holder == lane
-        if wait >= gates.FOREVER_US or not (is_holder or 5 * wait <= 3 * self.interval):
+        is_held = now < self.held_until
+        is_holder = is_held and self.holder == lane
+        is_short = is_holder or 5 * wait <= 3 * self.interval
+        if wait >= gates.FOREVER_US or not (
+            is_short or (not is_held and gates.keeps_up(self.limits, need, self.owes))
+        ):
             return
         for_us = min(3 * wait + gates.LATE_US, gates.HOLD_US)
         if is_holder:  # it may need more permits

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from laneway.headers import COST
 from laneway.message import Settlement
 from laneway.policy import Gate
 from laneway.testing.engine_driver import EngineDriver
@@ -86,9 +87,14 @@ def check(driver: EngineDriver, due: dict[str, int], **slots: int) -> None:
 
 
 def a_gate(
-    driver: EngineDriver, name: str, *, rate: float | None = None, concurrency: int | None = None
+    driver: EngineDriver,
+    name: str,
+    *,
+    rate: float | None = None,
+    burst: int | None = None,
+    concurrency: int | None = None,
 ) -> None:
-    driver.engine.gate_set(name, Gate(rate, None, concurrency), now_us=driver.now)
+    driver.engine.gate_set(name, Gate(rate, burst, concurrency), now_us=driver.now)
 
 
 def test_a_topic_at_a_rate_and_a_concurrency(driver: EngineDriver) -> None:
@@ -173,6 +179,33 @@ def test_three_gates(driver: EngineDriver) -> None:
         driver.policy(name.lower(), gate=name)
     driver.policy("abc", gate=["A", "B", "C"])
     check(driver, {"a": 70, "b": 170, "c": 30, "abc": 30})
+
+
+def test_three_rates(driver: EngineDriver) -> None:
+    """Permits of all gates are kept until they are together; others use what comes meanwhile."""
+    if driver.engine.capabilities.shards > 1:
+        pytest.skip("no shard has the burst of each gate")
+    for name, rate in {"A": 10, "B": 9, "C": 7.5}.items():
+        a_gate(driver, name, rate=rate, burst=2)
+        driver.policy(name.lower(), gate=name)
+    driver.policy("abc", gate=["A", "B", "C"])
+    check(driver, {"a": 63, "b": 53, "c": 38, "abc": 38})
+
+
+def test_costs_at_two_rates(driver: EngineDriver) -> None:
+    """Both gates collect the permits for an expensive message at the same time."""
+    if driver.engine.capabilities.shards > 1:
+        pytest.skip("no shard has the burst of each gate")
+    for name, rate in {"A": 10, "B": 9}.items():
+        a_gate(driver, name, rate=rate, burst=4)
+        driver.policy(name.lower(), gate=name)
+    driver.policy("ab", gate=["A", "B"])
+    driver.put("ab", *map(str, range(300)), headers={COST: "3"})
+    driver.put("a", *map(str, range(300)))
+    driver.put("b", *map(str, range(300)))
+    counts = Handlers(driver, {"default": 10}).run(SECONDS)
+    due = {"a": 33, "b": 23, "ab": 23}
+    assert dict(counts) == {topic: pytest.approx(count, rel=0.2) for topic, count in due.items()}
 
 
 def test_partitions_with_a_rate_at_a_gate(driver: EngineDriver) -> None:

@@ -361,6 +361,12 @@ local gates = part(function(gates)
         return max(by_rate * max(gate.owes, 1), floor(gate.mean / max(gate.concurrency or 1, 1)))
     end
 
+    -- Whether others can use the whole rate while these permits are kept: the burst suffices for
+    -- them and the cost of the last delivery.
+    function gates.keeps_up(gate, kept)
+        return gate.rate and not gate.concurrency and kept + max(gate.owes, 1) <= gate.burst
+    end
+
     -- Keep so many permits, or a slot, for the lane.
     function gates.hold(gate, lane, need, for_us)
         gate.holder, gate.holder_name, gate.need, gate.held_until = lane.number, lane.name, need,

@@ -1043,7 +1043,7 @@ local serving = part(function(serving)
         end
         if blocked and here and in_order and is_open_here then
             lanes.before_turn(lane)
-            turns.move(lane, blocked)
+            turns.move(lane, blocked, is_turn)
             has_moved(lane, here)
         end
         return blocked and 0 or least

@@ -211,11 +211,14 @@ local turns = part(function(turns)
         found.key = ''
     end
 
-    -- Keep what is free at a gate while the lane waits for another one: if that opens within a part
-    -- of the time of one delivery through this one, so little is lost.
+    -- Keep permits, or a slot, while the lane waits for another gate: if that opens within a part
+    -- of the time of one delivery through this one, so little is lost, or if others can use the
+    -- rate meanwhile.
     local function hold_for(lane, gate, wait, need)
-        local is_holder = shard.now < gate.held_until and gate.holder == lane.number
-        if wait < gates.FOREVER and (is_holder or 5 * wait <= 3 * gates.interval(gate)) then
+        local is_held = shard.now < gate.held_until
+        local is_holder = is_held and gate.holder == lane.number
+        if wait < gates.FOREVER and (is_holder or 5 * wait <= 3 * gates.interval(gate)
+            or (not is_held and gates.keeps_up(gate, need))) then
             local for_us = min(3 * wait + LATE, HELD_FOR)
             if is_holder then -- it may need more permits
                 need, for_us = max(need, gate.need), max(for_us, gate.held_until - shard.now)
@@ -236,24 +239,20 @@ local turns = part(function(turns)
         return last, longest
     end
 
-    -- The lane's gates other than these.
+    -- The lane's gates other than this one.
     local function others(lane, found)
-        local is_one, rest = {}, {}
-        for _, gate in ipairs(found) do
-            is_one[gate] = true
-        end
+        local rest = {}
         for _, gate in ipairs(gates.of_key(turns.of(lane).key)) do
-            if gate and not is_one[gate] then
+            if gate and gate ~= found then
                 rest[#rest + 1] = gate
             end
         end
         return rest
     end
 
-    -- The lane, whose turn it is at its gate, goes to another one that does not admit it. What is
-    -- free at its gate is held for it if it is next there, and the other gate opens within the time
-    -- of one delivery through this one.
-    function turns.move(lane, blocked)
+    -- The lane, whose turn it is at its gate, goes to another one that does not admit it. Where
+    -- it is its turn by `is_turn`, what is free or comes next is held for it.
+    function turns.move(lane, blocked, is_turn)
         for _, gate in ipairs(blocked) do
             if gates.room_of(gate, lane) > 0 then -- it is not its turn there
                 turns.come(lane, gate.name)
@@ -261,8 +260,10 @@ local turns = part(function(turns)
             end
         end
         local last, wait = last_to_open(lane, blocked, 1)
-        for _, gate in ipairs(others(lane, blocked)) do
-            hold_for(lane, gate, wait, 1)
+        for _, gate in ipairs(others(lane, last)) do
+            if gates.room_of(gate, lane) > 0 or is_turn(lane, gate) then
+                hold_for(lane, gate, wait, 1)
+            end
         end
         turns.come(lane, last.name)
     end
@@ -271,12 +272,12 @@ local turns = part(function(turns)
     -- and that gate keeps its permits for it.
     function turns.wait_for_permits(lane, short, cost)
         local last = last_to_open(lane, short, cost)
-        if shard.now >= last.held_until or last.holder == lane.number then
+        if shard.now >= last.held_until or last.holder == lane.number or last.need < cost then
             gates.hold(last, lane, cost, HELD_FOR)
         end
         if turns.of(lane).waits then
             local wait = gates.time_to_open(last, lane, cost)
-            for _, gate in ipairs(others(lane, short)) do
+            for _, gate in ipairs(others(lane, last)) do
                 hold_for(lane, gate, wait, cost)
             end
             turns.come(lane, last.name)
