@@ -112,6 +112,8 @@ def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
     Delete a waiting message from all tables of waiting messages, except `serial_key`: callers
     that remove the message call `free_key` too.
     """
+    if lane.parked and row.mid in tx.messages.new:
+        tx.messages.write()  # else a read of parked messages writes it where it waits no more
     size = len(row.body) if not row.parts else size_of(tx, row)
     lane.bytes -= size
     tx.shard.bytes -= size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from laneway.message import Draft
 from laneway.policy import Tier
 from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
@@ -126,3 +127,20 @@ def test_merge_that_delays_the_only_message(driver: EngineDriver) -> None:
     driver.put("a", "2", key="k", delay_us=5 * SECOND)
     stats = driver.engine.topic_stats("a", now_us=driver.now)
     assert (stats.state, stats.delayed) == ("idle", 1)
+
+
+def test_merge_into_a_message_of_the_same_call(driver: EngineDriver) -> None:
+    """It waits once, in the place of the last one, even if the call parks another in between."""
+    driver.policy("a", merge="last", serial="hold")
+    driver.put("a", "1", key="busy")
+    leases = driver.lease()
+    drafts = [
+        Draft("a", b"first", key="k", priority=1),
+        Draft("a", b"2", key="busy"),
+        Draft("a", b"last", key="k"),
+    ]
+    driver.engine.put(drafts, now_us=driver.now)
+    assert [check for check in driver.engine.doctor() if not check.ok] == []
+    assert driver.bodies() == ["last"]
+    driver.settle(leases, "ack")
+    assert driver.bodies() == ["2"]
