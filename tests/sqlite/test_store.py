@@ -521,3 +521,25 @@ def test_ids_of_another_store_are_deleted_when_their_windows_end(tmp_path: Path)
         engine.tick(now_us=end)
     with closing(sqlite3.connect(path)) as raw:
         assert raw.execute("SELECT id FROM ident").fetchall() == [("y",)]
+
+
+@pytest.mark.parametrize("damage", ["DELETE FROM serial_key", "DELETE FROM parked"])
+def test_the_doctor_finds_messages_behind_a_lost_key(tmp_path: Path, damage: str) -> None:
+    """Messages that waited behind the head of their serial key are delivered after a repair."""
+    path = tmp_path / "q.db"
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        engine.policy_set("code", "a", {"serial": True})
+        engine.put([Draft("a", b"%d" % n, key="k") for n in range(3)])
+        held = engine.lease(10).leases
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute(damage)
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        assert "messages" in [check.name for check in engine.doctor() if not check.ok]
+        engine.doctor(repair=True)
+        assert [check for check in engine.doctor() if not check.ok] == []
+        bodies = []
+        while held:
+            bodies += [lease.body for lease in held]
+            engine.settle([Settlement(lease.handle, lease.fence) for lease in held])
+            held = engine.lease(10).leases
+        assert bodies == [b"0", b"1", b"2"]

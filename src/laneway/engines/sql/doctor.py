@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.engines.shared.doctor import disagreement, finding, unhandled
-from laneway.engines.shared.states import DEAD, LEASES_END, READY
+from laneway.engines.shared.states import DEAD, LEASES_END, PARKED, READY
 from laneway.engines.sql import key_limits, messages, views
 from laneway.engines.sql.rows import NO_RANK, Lane
 
@@ -86,6 +86,8 @@ def _restore(tx: Transaction, mid: int) -> None:
         name, rule = tx.lane_of(policy, topic, None, row.seq)
         row.lane = tx.ensure_lane(name, rule).lane
     lane = tx.lane(row.lane)
+    if row.state == PARKED and row.serial:
+        tx.parked.delete(row.lane, row.line, row.rank, row.pos, row.seq)
     row.state = READY
     messages.arrive(tx, lane, row)
     tx.messages.save(row)

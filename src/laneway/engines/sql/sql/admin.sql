@@ -205,6 +205,12 @@ SELECT m.mid FROM message m
            AND p.key = CASE WHEN m.topic IS NULL THEN m.key
                ELSE m.topic || {char}(31) || m.key END
            AND p.pos = CASE WHEN m.rank & 1 = 1 THEN m.since ELSE -m.seq END))
+    OR (m.state = 2 AND m.serial > 0 AND NOT EXISTS (
+        SELECT 1 FROM parked p {join} serial_key k ON k.lane = p.lane AND k.key = p.key
+         WHERE p.lane = m.lane AND p.rank = m.rank AND p.seq = m.seq AND k.head <> 0
+           AND p.key = CASE WHEN m.topic IS NULL THEN m.key
+               ELSE m.topic || {char}(31) || m.key END
+           AND p.pos = CASE WHEN m.rank & 1 = 1 THEN m.since ELSE -m.seq END))
     OR (m.state = 3 AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.mid = m.mid))
     OR (m.state < 3 AND NOT EXISTS (SELECT 1 FROM lane n WHERE n.lane = m.lane))
  LIMIT ?;
