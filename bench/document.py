@@ -55,7 +55,7 @@ SECTIONS = (
         " when they are spread over that many queues; the median time in milliseconds until an idle"
         " worker starts a task.\n"
         "`-`: not supported, or one worker cannot serve that many queues.\n"
-        "`~`: not drained within the time limit, the rate until then.",
+        "`~`: not drained within the time limit; the rate until then.",
     ),
     Section(
         "topics",
@@ -74,7 +74,7 @@ SECTIONS = (
         "What features cost",
         "Put, lease and settle in batches of 500 with one feature each, and with all of them"
         " together.\n"
-        "The ratio is that to plain messages in the same run, over all three steps.",
+        "The ratio is to plain messages in the same run, over all three steps.",
     ),
     Section("endtoend", "End to end", "Publish, lease, handle and settle with real workers."),
     Section(
@@ -93,7 +93,7 @@ SECTIONS = (
     Section(
         "single",
         "Single calls",
-        "Calls one after the other, and of 100 coroutines, compared with the same by others.",
+        "Sequential calls, and calls of 100 coroutines, compared with those of other libraries.",
     ),
     Section(
         "tasks",
@@ -115,7 +115,7 @@ SECTIONS = (
     Section(
         "limited",
         "Limits on every topic",
-        "The cost of a lease of 500 messages when each topic has a rate and a concurrency.",
+        "The cost of a lease of 500 messages when each topic has a rate and a concurrency limit.",
     ),
     Section(
         "adaptive",
@@ -149,7 +149,7 @@ SECTIONS = (
     Section(
         "push_neighbors",
         "Push and bad endpoints",
-        "From publishing to the receiver, while one endpoint hangs and one asks for pauses.",
+        "From publishing to the receiver, while one endpoint hangs and another asks for pauses.",
     ),
     Section(
         "push_names",
@@ -167,11 +167,11 @@ SECTIONS = (
         "dashboard",
         "Pages of the dashboard",
         "Each page as a browser gets it, and a second of live pages with one viewer and with 200.\n"
-        "With up to 1,000 topics the latest figures are read topic by topic, so some pages cost"
+        "With up to 1,000 topics, the latest figures are read topic by topic, so some pages cost"
         " more than with many.",
     ),
-    Section("dev", "laneway dev", "What somebody waits for who writes a program."),
-    Section("fairness", "Fairness", "What quiet topics wait while one topic is flooded."),
+    Section("dev", "laneway dev", "How long a developer waits."),
+    Section("fairness", "Fairness", "How long quiet topics wait while one topic is flooded."),
     Section(
         "rates",
         "Rates",
@@ -371,9 +371,9 @@ def _summary(tables: list[Table]) -> str:
             *(f"| {' | '.join(cells)} |" for cells in lines),
             "",
             "Handlers do nothing, on two shared cores.",
-            "On Valkey the server's processor time comes on top of the worker's.",
-            "A difference of less than 10 % is a tie, and between tables of different days rates",
-            "differ by up to a factor of two.",
+            "On Valkey, the server's processor time is added to the worker's.",
+            "A difference of less than 10 % is a tie, and rates in tables of different days differ",
+            "by up to a factor of two.",
             "Processor time for a message is steadier: plan with it, see [Capacity](capacity.md).",
         ]
     )
