@@ -200,7 +200,7 @@ def test_a_system_that_starts_no_children(
     with pytest.raises(CannotStart, match=r"/nowhere/python") as raised:
         app.run_worker(burst=True)
     assert "\n" not in str(raised.value)
-    view = app.engine.find("one")
+    view = app.engine.find("one", "jobs")
     assert view is not None
     assert (view.state, view.attempts) == ("ready", 0)
 
