@@ -46,7 +46,8 @@ def test_time_limits(laneway: Command) -> None:
         app.engine.lease(1)
     default = "a handler without a time limit of its own is stopped after 30.0 min"
     assert default in laneway("explain", "stock").stdout
-    assert default in laneway("explain", "second", "--topic", "stock").stdout
+    second = ("explain", "second", "--topic", "stock")
+    assert default in laneway(*second).stdout
     laneway("policy", "set", "*", "--time-limit", "10m")
     assert laneway.json("policy", "show", "stock")["policy"]["time_limit"] == 600
     shown = laneway("policy", "show", "stock").stdout
@@ -55,7 +56,7 @@ def test_time_limits(laneway: Command) -> None:
     assert limit in laneway("explain", "stock").stdout
     laneway("policy", "set", "stock", "--time-limit", "forever")
     assert laneway.json("policy", "show", "stock")["policy"]["time_limit"] == "forever"
-    assert "its topic has no time limit for handlers" in laneway("explain", "second", "--topic", "stock").stdout
+    assert "its topic has no time limit for handlers" in laneway(*second).stdout
     refused = laneway("policy", "set", "*", "--time-limit", "none", code=2)
     assert "time_limit: expected seconds" in refused.output
 
