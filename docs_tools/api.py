@@ -141,7 +141,7 @@ PRIVATE = {
 }
 """Members that have public names for other parts of Laneway, not for programs."""
 
-ARGUMENT = re.compile(r"(?:(?<=^)|(?<=[.;:] )|(?<=\n))(?:- )?((?:`\w+`(?:, | and )?)+): ")
+ARGUMENT = re.compile(r"(?:(?<=^)|(?<=[.;:] )|(?<=\n))(?:- )?((?:`\w+`(?:, | and )?)+):\s")
 END = re.compile(r"(?<=\. )(?=Raises |Returns )|(?=\n\n)|\Z")
 
 Row = tuple[str, ...]
@@ -209,10 +209,12 @@ def arguments_in(text: str, names: Iterable[str]) -> tuple[str, dict[str, str]]:
         ends = END.search(text, found.end())
         end = min(following, ends.start() if ends else len(text))
         meaning = re.sub(r"\s+", " ", text[found.end() : end]).strip().rstrip(";")
+        meaning += "" if meaning.endswith((".", "!", "?")) else "."
         meanings |= dict.fromkeys(about, meaning[:1].upper() + meaning[1:])
         rest += text[place : found.start()]
         place = end
-    return re.sub(r"\n{3,}", "\n\n", rest + text[place:]).strip(), meanings
+    rest = re.sub(r"\bArguments:\s*", "", rest + text[place:]) if meanings else text
+    return re.sub(r"\n{3,}", "\n\n", rest).strip(), meanings
 
 
 def annotation(kind: Any) -> str:
@@ -264,17 +266,15 @@ def default_of(value: Any) -> str:
     return "…" if " at 0x" in text or "<" in text else text
 
 
-def meaning_of(owner: str, name: str) -> str:
+def meaning_of(owner: str, name: str, of_engine: bool = False) -> str:
     """What an argument or field means that its docstring does not explain."""
-    return MEANINGS.get(f"{owner}.{name}") or MEANINGS.get(name, "")
+    owned = MEANINGS.get(f"{owner}.{name}") or (of_engine and MEANINGS.get(f"engine.{name}"))
+    return owned or MEANINGS.get(name, "")
 
 
 def described(name: str, function: Callable[..., Any], head: str, others: Iterable[str]) -> str:
     """A function or method: its signature, its prose, its table of arguments."""
     accepted = parameters(function)
-    if is_for_engines(function):  # a page for few readers: the prose explains the arguments
-        prose = lines_of(docstring(function))
-        return f"{head} {name}\n\n{call(name, function)}\n{prose}\n"
     text, meanings = arguments_in(docstring(function), (each.name for each in accepted))
     rows = []
     for each in accepted:
@@ -289,7 +289,9 @@ def described(name: str, function: Callable[..., Any], head: str, others: Iterab
         else:
             default = "" if each.default is each.empty else f"`{default_of(each.default)}`"
             shown = f"`{kind}`" if kind else ""
-            meaning = meanings.get(each.name) or meaning_of(name, each.name)
+            meaning = meanings.get(each.name) or meaning_of(
+                name, each.name, is_for_engines(function)
+            )
             rows.append((f"`{each.name}`", shown, default, meaning))
     parts = [f"{head} {name}\n", call(name, function), lines_of(text) + "\n"]
     if rows:
@@ -381,6 +383,11 @@ def class_text(name: str, kind: type, head: str) -> str:
         ]
         parts.append(table(("argument", "type", "meaning"), rows))
     found = {each: value for each, value in members(kind) if each not in own}
+    roles = [base.__name__ for base in kind.__bases__ if is_for_engines(base)]
+    if roles and is_for_engines(kind):  # their members are on the same page
+        links = ", ".join(f"[`{role}`](#{role.lower()})" for role in roles)
+        parts.append(f"{wrapped(f'Includes the members of {links}.')}\n")
+        found = {each: value for each, value in found.items() if each in vars(kind)}
     sections = ORDER if kind is Laneway else {"": list(found)}
     if kind is Laneway:
         placed = {each for section in ORDER.values() for each in section}

@@ -78,6 +78,16 @@ def test_each_argument_has_a_meaning() -> None:
             assert not re.fullmatch(r"\| `.*\|\s*\|", line), (page.name, line)
 
 
+def test_a_role_of_an_engine_has_tables() -> None:
+    """A method of a protocol has a table, and `FullEngine` refers to its roles instead."""
+    page = api.pages("")["api-engines.md"]()
+    section = page[page.index("#### queue.extend\n") : page.index("#### queue.tick\n")]
+    assert "| `by_us` | `int` |  | How long, in microseconds from now. |" in section
+    assert "Arguments:" not in section
+    assert "members of [`Queue`](#queue)," in page
+    assert "full_engine.put" not in page
+
+
 def test_errors_are_sentences_that_can_be_searched() -> None:
     """A message is in the page of errors with the names of its values."""
     assert "| `message to <topic>: delay and at contradict each other" in generate.errors_page()

@@ -326,7 +326,8 @@ class Admin(Protocol):
         The ready message becomes the last one of its priority, and waits for the limits of its
         topic. `Results.cancel` removes a message.
 
-        Arguments: `topic`: as in `find`; `to`: `"ready"` or `"dead"`; `reason`: of a dead letter.
+        Arguments: `topic`: as in `find`; `to`: `"ready"` or `"dead"`; `reason`: the
+        reason of a dead letter.
         """
 
     def topic_back_off(self, topic: str, by_us: int, *, now_us: int | None = None) -> int:

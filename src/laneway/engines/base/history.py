@@ -115,8 +115,8 @@ class History(Protocol):
 
         They need not survive a power cut, whatever the durability of messages is.
 
-        Arguments: `before`: None if there is no such record; `records`: records by name; they stay
-        until they are replaced.
+        Arguments: `before`: the record, or None if it does not exist; `records`: records by name;
+        they stay until they are replaced.
 
         Returns False, and writes nothing, if the record is another one by now.
         """

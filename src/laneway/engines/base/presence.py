@@ -127,8 +127,8 @@ class Coordination(Protocol):
         A heartbeat need not survive a power cut, whatever the durability of messages is.
 
         Arguments: `facts`: texts are cut to `MAX_WORKER_TEXT`, lists to `MAX_WORKER_NAMES`;
-        `dead_after_us`: how soon the worker counts as dead without another heartbeat; `listed_us`:
-        how soon it then leaves the list; both in microseconds from now.
+        `dead_after_us`: in how many microseconds the worker counts as dead without another
+        heartbeat; `listed_us`: in how many microseconds it then leaves the list.
 
         Returns the engine's time in microseconds.
         """
@@ -147,8 +147,8 @@ class Coordination(Protocol):
         """
         List workers in the order of their ids, including dead ones.
 
-        Arguments: `limit`: at most so many; `after`: the last id of the page before; `pool`: only
-        workers that serve it.
+        Arguments: `limit`: the maximum number; `after`: the last id of the page before; `pool`:
+        only workers that serve it.
         """
 
     def prefer(self, pool: str, shards: Collection[int]) -> None:

@@ -147,7 +147,7 @@ class Queue(Protocol):
         """
         Extend leases to at least now + `by_us`; a later deadline stays.
 
-        Arguments: `leases`: (handle, fence) pairs; `by_us`: microseconds.
+        Arguments: `leases`: (handle, fence) pairs; `by_us`: how long, in microseconds from now.
 
         Returns False for each lease that has ended.
         """
