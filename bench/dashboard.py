@@ -3,11 +3,12 @@ The dashboard: what pages and live updates cost with 1,000 and with many topics,
 
 The gateway runs in this process, without a server, so the figures are its own: CPU of a request or
 of a second, wall-clock time, and bytes, compressed for pages. Between two requests everything is
-read from the store again.
+read from the store again. `--topics 1e6` measures the pages with that many topics only.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import gzip
@@ -16,14 +17,18 @@ import statistics
 import time
 from pathlib import Path
 
+import msgspec
+
 from bench.common import options, pick, publish_table, store
 from laneway import Laneway, Message
+from laneway.engines.base import LogEntry
 from laneway.gateway.dashboard.collector import Collector
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.dashboard.menu import ALL
 from laneway.gateway.dashboard.view import ASSETS
 from laneway.gateway.gateway import Gateway
 from laneway.message import Settlement
+from laneway.push import delivery_log
 from laneway.push.secret_store import KEY_VARIABLE, new_key
 
 NEEDS = {
@@ -34,7 +39,7 @@ NEEDS = {
 """The parameters of pages that need some."""
 
 LISTS = tuple(f"/topics?order={order}" for order in ("in-rate", "failures", "dead", "worker-time"))
-"""Top lists beside the one by backlog."""
+"""Top lists in addition to the one by backlog."""
 
 HEADERS = [(b"host", b"localhost"), (b"accept", b"text/html"), (b"accept-encoding", b"gzip")]
 
@@ -148,23 +153,43 @@ def first_load(app: Laneway) -> int:
     )
 
 
+def fill(app: Laneway, topics: int, endpoints: int) -> None:
+    """Publish to each topic, flood 60 of them, and store dead letters and logged attempts."""
+    app.publish_many((Message(f"bench.{n}", n) for n in range(topics)), progress=False)
+    app.publish("bench.0", {"a": 1}, id="bench-id")
+    app.publish_many(Message(f"bench.{n}", n) for n in range(60) for _ in range(64))
+    leases = app.engine.lease(100).leases
+    app.engine.settle([Settlement(each.handle, each.fence, "dead") for each in leases])
+    names = [f"bench.{n}" for n in range(endpoints)]
+    app.endpoints.set_many((name, {"url": "https://a.example/"}) for name in names)
+    entry = delivery_log.Entry(id="bench-id", status=200, ms=(1.0, 2.0, 3.0, 4.0, 5.0), body="ok")
+    data, now_us = msgspec.json.encode(entry), app.engine.time_us()
+    app.engine.delivery_log_append(
+        [LogEntry(name, now_us + n, data) for n in range(30) for name in names],
+        keep_us=delivery_log.KEEP_US,
+        max_bytes=1 << 30,
+    )
+
+
 def main() -> None:
-    chosen = options(__doc__ or "")
+    def more(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--topics", type=float, help="measure the pages with that many topics")
+        parser.add_argument("--endpoints", type=int, default=60, help="topics that have one")
+
+    chosen = options(__doc__ or "", more)
     os.environ[KEY_VARIABLE] = new_key()
     counts = (1_000, pick(chosen, 1_000_000, 20_000, 2_000))
+    if chosen.topics:
+        counts = (int(chosen.topics),)
     rounds, seconds = pick(chosen, 40, 10, 2), pick(chosen, 10, 4, 1)
     rows: list[tuple[str | int | float, ...]] = []
     for count in counts:
         with store(chosen) as place, Laneway(place.url, durability="memory") as app:
-            app.publish_many((Message(f"bench.{n}", n) for n in range(count)), progress=False)
-            app.publish("bench.0", {"a": 1}, id="bench-id")
-            app.publish_many(Message(f"bench.{n}", n) for n in range(60) for _ in range(64))
-            leases = app.engine.lease(100).leases
-            ends = [Settlement(each.handle, each.fence, "dead") for each in leases]
-            app.engine.settle(ends)
-            app.endpoints.set_many((f"bench.{n}", {"url": "https://a.example/"}) for n in range(60))
+            fill(app, count, chosen.endpoints)
             for path, (cpu, median, p95, size) in asyncio.run(pages(app, rounds)).items():
                 rows.append((path, count, 1, cpu, median, p95, size))
+            if chosen.topics:
+                continue
             for path in ("/", "/topics"):
                 for viewers in (1, pick(chosen, 200, 50, 5)):
                     cpu, sent = asyncio.run(live(app, path, viewers, seconds))
