@@ -99,8 +99,8 @@ def test_the_limit_of_a_body(app: Laneway) -> None:
     [
         ({"topic": ""}, "topic"),
         ({"topic": "a\nb"}, "control characters"),
-        ({"topic": "x" * 256}, "255 bytes"),
-        ({"topic": "é" * 128}, "255 bytes"),
+        ({"topic": "x" * 256}, "256 bytes in UTF-8, at most 255"),
+        ({"topic": "é" * 128}, "256 bytes in UTF-8, at most 255"),
         ({"topic": "push.*"}, "pattern"),
         ({"topic": 7}, "topic"),
         ({"key": 7}, "key"),
