@@ -111,7 +111,7 @@ class MessageBuffer(SendQueue):
         self._bytes = 0  # of the waiting and the sending ones
         self._accepted_count = 0
         self._answered_count = 0
-        self._flush_to = 0  # send at once until so many are answered
+        self._flush_to = 0  # send immediately until this many are answered
         self._closing = False
         self._outage: LanewayError | None = None
 

@@ -53,12 +53,12 @@ def put_all(
 
     `put`: calls the engine. `has_to_wait`: whether producers of a topic wait for room in a full
     backlog. `on_refused`: is called with each message that is refused at last, and the reason.
-    `timeout`: how long to wait for room, in seconds; None: forever.
+    `timeout`: how long to wait for room, in seconds, or None for no limit.
     `progress`: show progress on a terminal. `is_one`: ignore BATCH_BYTES, because the messages are
     to be stored together. `overlaps`: call `put` in another thread and encode the next batch
     meanwhile.
 
-    A note of a raised error says how many messages were answered before.
+    A note on a raised error gives the number of messages answered before it.
     """
     receipts: list[Receipt] = []
     display = _Progress() if progress else None

@@ -25,7 +25,7 @@ ACCEPTED = (
 )
 DATABASES = ("postgresql", "sqlite")
 MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric_dollar": "$"}
-"""How a placeholder is written, by the `paramstyle` of a driver."""
+"""The syntax of a placeholder, by the driver's `paramstyle`."""
 
 
 class Connected:

@@ -3,7 +3,7 @@ Forwards messages from a spool or an outbox to the store: in order within each t
 exactly once.
 
 A batch is written down in the source before it is sent, under a name of its own. The store
-remembers the last batch of each source, for as long as the source exists (`Queue.forward`). So if
+remembers the last batch of each source, for as long as the source exists (`Queue.forward`). If
 an answer is lost, the same batch is sent again until it is answered, be it days later, and the
 store takes it once. There is one such batch at a time, and one process that forwards.
 """
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
         def next_rows(self, limit: int, max_bytes: int) -> list[Row]:
             """
-            The next messages in order that were not read yet, with at most so many bytes of
+            The next messages in order that were not read yet, with at most this many bytes of
             bodies (or one message).
             """
 
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
             """
 
         def note_error(self, error: str | None) -> None:
-            """Note why the store cannot be used; None: it can. Raises Superseded."""
+            """Note why the store cannot be used, or None if it can. Raises Superseded."""
 
         def close(self) -> None:
             """Close it, in any thread."""
@@ -401,8 +401,8 @@ class Forwarder(threading.Thread):
 
     def _split(self, rows: list[Row], error: Exception) -> None:
         """
-        One of them is refused, or they need too much memory at once. Send fewer at once; reject
-        a message that is refused alone.
+        One of them is refused, or together they need too much memory. Send fewer in one call;
+        reject a message that is refused alone.
         """
         if len(rows) > 1:
             self._most = len(rows) // 2

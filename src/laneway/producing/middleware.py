@@ -2,7 +2,7 @@
 Middlewares around publishing: each gets the message, and then the receipt.
 
 A middleware is a generator function that yields the message and receives the receipt.
-So it works for single messages and streams, threads and coroutines: the caller decides how to wait
+It works for single messages and streams, threads and coroutines: the caller decides how to wait
 between its two halves.
 """
 

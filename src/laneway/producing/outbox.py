@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Statement = tuple[str, list[Any]]
 
 ROWS = 100
-"""The most messages of one statement."""
+"""The maximum number of messages in one statement."""
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS laneway_outbox (
@@ -106,7 +106,7 @@ class JoinedProducer:
     async def apublish_many(
         self, messages: Iterable[Message] | AsyncIterable[Message], **_: object
     ) -> list[Receipt]:
-        """As `publish_many`, awaited; also of an async iterable."""
+        """The async form of `publish_many`. Accepts an async iterable too."""
         receipts: list[Receipt] = []
         if isinstance(messages, AsyncIterable):
             async for batch in batches_of(messages):

@@ -3,7 +3,7 @@ Forwards the outbox in a user's database to the store, in workers or with `lanew
 
 One process forwards for each namespace: `laneway_outbox_forwarder` has its name and until when it
 leads. The same row names the batch that is being forwarded, and each change of it requires that it
-is as this process believes. So even two processes that forward at a time send batches in turn, each
+is as this process believes. Even two processes that forward concurrently send batches in turn, each
 under its name, which the store takes once.
 
 Rows are read by their ids without a cursor: a slow transaction may commit a lower id than others
@@ -140,7 +140,7 @@ class OutboxSource:
 
     def next_rows(self, limit: int, max_bytes: int) -> list[Row]:
         """
-        The next messages in order that were not read yet, with at most so many bytes of bodies
+        The next messages in order that were not read yet, with at most this many bytes of bodies
         (or one message).
         """
         with self._errors() as run:
@@ -205,7 +205,7 @@ class OutboxSource:
         self._read.difference_update(gone, (row.seq for row, _ in rejected))
 
     def note_error(self, error: str | None) -> None:
-        """Note why the store cannot be used; None: it can."""
+        """Note why the store cannot be used, or None if it can."""
         self._error = error
         with self._errors():
             self._renew()

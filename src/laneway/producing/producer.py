@@ -128,7 +128,7 @@ class Producer:
         )
 
     def _bulk_put(self, seconds: float | None) -> Callable[[list[Draft]], list[Receipt]]:
-        """What puts a batch of `publish_many`; it may wait for room for so many seconds."""
+        """The function that puts a batch of `publish_many`; it may wait `seconds` for room."""
         del seconds  # `put_all` does the waiting for the store's backlog limits
         return self.publisher.put
 
@@ -141,7 +141,7 @@ class Producer:
         progress: bool | None = None,
         timeout: Duration | None = None,  # noqa: ASYNC109  # how long a full backlog may block it
     ) -> list[Receipt]:
-        """As `publish_many`, awaited; also of an async iterable."""
+        """The async form of `publish_many`. Accepts an async iterable too."""
         if isinstance(messages, Iterable):
             return await self._publish_many_in_thread(messages, progress=progress, timeout=timeout)
         if not isinstance(messages, AsyncIterable):
@@ -203,8 +203,8 @@ class Producer:
 
     def send(self, draft: Draft, timeout: Duration | None) -> Awaitable[Receipt]:
         """
-        The first half of `apublish_draft`, without a coroutine of its own. If the receipt says
-        that the message was refused, `await_room` is the second one.
+        The first half of `apublish_draft`, without a coroutine of its own. If the receipt
+        shows that the message was refused, `await_room` is the second half.
         """
         del timeout  # of the second half
         return self.publisher.send(draft)

@@ -228,8 +228,8 @@ class Publisher:
         """
         Wait a moment for as many groups as joined the last commit.
 
-        They have just been woken and are likely to publish again at once, and a transaction of one
-        message costs as much as one of several.
+        They have just been woken and are likely to publish again immediately, and a transaction of
+        one message costs as much as one of several.
         True: the last of them has led the commit, and the group is done.
         """
         with self._mutex:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 class QueuedProducer(Producer):
     """
-    Publishes into a send queue, from which a thread sends. Flows go to the store directly, because
+    Publishes into a send queue; a thread sends from it. Flows go to the store directly, because
     they are stored whole or not at all.
 
     `new_queue`: makes the send queue of a process; gets what puts messages into the store.

@@ -122,7 +122,7 @@ def _add(engine: FullEngine, pending: dict[str, tuple[int, str]]) -> None:
 
 
 def read(engine: FullEngine) -> dict[str, RefusedTopic]:
-    """What was refused in the last 10 minutes, by topic, the most often refused first."""
+    """Refused messages of the last 10 minutes by topic, the largest number first."""
     (stored,) = engine.record_read(KIND, [NAME])
     if stored is None:
         return {}

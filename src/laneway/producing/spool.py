@@ -49,7 +49,7 @@ class Spool:
 
     `path`: the SQLite file, on a local disk; it is created at first use, and several processes may
     share it. `max_messages`, `max_bytes` (bodies; a number or text like "10GB"), `max_age`: the
-    spool is full while it holds this much, or while its oldest message is older; None: no limit.
+    spool is full while it holds this much, or while its oldest message is older (None: no limit).
     `on_full`: what `publish` does then: `"block"` waits for room, `"raise"` raises ProducerFull,
     `"drop"` drops and reports the new message. `sync`: how often the file is written to the disk;
     a power cut loses at most what was published in this last interval; 0 writes before each

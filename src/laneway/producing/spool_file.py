@@ -3,7 +3,7 @@ The spool's file: a local SQLite database with the messages that the store has n
 
 `message` has one row for each message, in the order of publish, and no index, so that publishing
 changes one page. The last row stays when it was forwarded, without its content, because its
-numbers go on: `seq` counts the messages, `total` the bytes of all bodies. What was removed is
+numbers continue: `seq` counts the messages, `total` the bytes of all bodies. What was removed is
 counted in `spool`, so the count and the size of what waits are differences.
 
 `spool` also has the batch that is being forwarded. It is on disk before the store gets it, so that
@@ -179,7 +179,7 @@ class SpoolFile:
         self.last, self._total = 0, 0
         self._removed, self._removed_bytes = 0, 0
         try:
-            self.refresh()  # the first read creates the files beside it
+            self.refresh()  # the first read creates the files next to it
             self._files = Files(path)
             self._log = self._open_log()
         except BaseException:
@@ -239,8 +239,8 @@ class SpoolFile:
 
     def wrong(self, *, written: bool) -> str | None:
         """
-        Why only this process sees what is in the open file, because it is no longer the one at its
-        path; None: it still is. `written`: after a message was written.
+        Why only this process sees the content of the open file (it is no longer the file at its
+        path), or None if it still is. `written`: after a message was written.
         """
         return self._files.wrong(durable=written)
 
@@ -407,7 +407,7 @@ class SpoolFile:
         return self.get("id"), self.get("error")
 
     def note_error(self, error: str | None) -> None:
-        """Note why the store cannot be used; None: it can."""
+        """Note why the store cannot be used, or None if it can."""
         if error == self.get("error"):
             return
         with self.transaction():
@@ -416,7 +416,7 @@ class SpoolFile:
 
     def next_rows(self, limit: int, max_bytes: int) -> list[Row]:
         """
-        The next messages in order that were not read yet, with at most so many bytes of bodies
+        The next messages in order that were not read yet, with at most this many bytes of bodies
         (or one message).
         """
         found: list[Row] = []
@@ -515,7 +515,7 @@ class SpoolFile:
         return row is None
 
     def oldest_us(self) -> int | None:
-        """When the oldest message that waits was published; None: none waits."""
+        """When the oldest waiting message was published, or None if none waits."""
         with self._errors():
             row = self._execute(
                 "SELECT at_us FROM message WHERE topic IS NOT NULL ORDER BY seq LIMIT 1"
@@ -568,7 +568,7 @@ class SpoolFile:
 
 
 def forwarding_process(path: str) -> int | None:
-    """The process that forwards from a spool now; None: none does."""
+    """The process that forwards from a spool now, or None if none does."""
     try:
         lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -2,7 +2,7 @@
 Which addresses may be reached: public ones only, unless an allow-list names them, and none that a
 deny-list names.
 
-The check is made at the socket (`Guard.allows`), after the name was resolved. So every spelling of
+The check is made at the socket (`Guard.allows`), after the name was resolved. Every spelling of
 an address, a name that changes its address between two look-ups, and several addresses of one name
 all end at the same place. What the URL itself shows is refused earlier, when the endpoint is set
 (`check_url`).
@@ -113,7 +113,7 @@ class Guard:
         return self
 
     def opened(self) -> Guard | None:
-        """The guard of what may reach private addresses; None: it has nothing to refuse."""
+        """The guard for trusted requests to private addresses, or None if it refuses nothing."""
         if not any(self._denied):
             return None
         guard = Guard(is_open=True)
@@ -278,7 +278,7 @@ def check_url(url: object, guard: Guard, *, allow_private: bool, allow_http: boo
     """
     Check an endpoint's URL as far as the URL itself shows; the socket decides later.
 
-    Raises UsageError, which says what to change.
+    Raises UsageError, which explains what to change.
     """
     parts = split_url(url)
     host, port = parts.host, parts.port

@@ -31,7 +31,7 @@ Health = Literal[
     "success", "failure", "message", "busy", "gone", "auth", "misconfigured", "neutral"
 ]
 """
-What it says about the endpoint.
+What the answer shows about the endpoint.
 
 `"failure"`: counts for the breaker. `"message"`: a failure of the message; counts for the breaker
 only if more than half of the last attempts were such. `"busy"`: it asks for a pause.
@@ -50,8 +50,9 @@ GONE, CONFLICT = 410, 409
 
 class Answer(msgspec.Struct, kw_only=True, gc=False):
     """
-    How a request ended. `status`: of HTTP; 0: there is none, and `error` says why. `detail`: text
-    about the error. `headers`: lower-case names, at most `MAX_HEADERS`. `body`: its first bytes.
+    How a request ended. `status`: the HTTP status, or 0 if no answer came; `error` explains why.
+    `detail`: text about the error. `headers`: lower-case names, at most `MAX_HEADERS`. `body`: its
+    first bytes.
     `milliseconds`: until the name was resolved, connected, encrypted, answered, ended. `is_ours`:
     the sender could not send: the receiver is not to blame.
     """
@@ -67,8 +68,8 @@ class Answer(msgspec.Struct, kw_only=True, gc=False):
 
 class Verdict(msgspec.Struct, frozen=True):
     """
-    What an answer means. `delay`: seconds; None: as the policy or the back-off says. `text`: for
-    the message's history.
+    What an answer means. `delay`: seconds, or None for the delay of the policy or the back-off.
+    `text`: for the message's history.
     """
 
     effect: Effect
@@ -150,8 +151,8 @@ _USER = re.compile(r"^(\s*(?:[^/]*:)?//)[^/]*@")
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     """
-    Seconds of the header `Retry-After`, which has seconds or an HTTP date; None: not valid, or
-    less than a second, as of a receiver whose clock is slow.
+    The header `Retry-After` (seconds or an HTTP date) in seconds, or None if it is not valid or
+    less than a second, as from a receiver whose clock is slow.
     """
     text = headers.get("retry-after", "").strip()
     if not text or not text.isascii():

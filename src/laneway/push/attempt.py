@@ -35,7 +35,7 @@ HIDDEN_HEADERS = frozenset({"webhook-signature"})
 
 
 class Attempt(msgspec.Struct):
-    """One request. `unit`: the worker's delivery; None: no request could be formed."""
+    """One request. `unit`: the worker's delivery, or None if no request could be formed."""
 
     unit: Any
     target: Target

@@ -31,10 +31,10 @@ HALF_LIFE = 60.0
 """Seconds after which an attempt counts half."""
 
 LEAST_FAILED = 4.5
-"""Five failures, of which the first ones count a little less."""
+"""Five failures; the first ones count a little less."""
 
 TIMEOUTS = 5
-"""So many timeouts in a row open the breaker."""
+"""This number of consecutive timeouts opens the breaker."""
 
 FIRST_SECONDS, MAX_SECONDS = 5.0, 300.0
 JITTER = 0.2
@@ -46,7 +46,7 @@ doubles it from the second one on.
 """
 
 MANY_BUSY = 3
-"""From so many of these answers in a row on, a short `Retry-After` is lengthened."""
+"""After this number of consecutive busy answers, a short `Retry-After` is lengthened."""
 
 BUSY_PART = 4
 """The pause is at least this part of what it would be without `Retry-After`."""
@@ -56,13 +56,13 @@ SHOWN_BUSY_SECONDS = 10.0
 
 AUTH_FAILURES = 10
 MISCONFIGURED = 3
-"""So many in a row, and somebody should look at the endpoint."""
+"""After this number of consecutive answers, somebody should look at the endpoint."""
 
 DISABLE_US = 5 * 86_400 * units.SECOND
-"""An endpoint with nothing but failures for so long is disabled."""
+"""An endpoint with nothing but failures for this time is disabled."""
 
 DISABLE_SPAN_US = 12 * 3_600 * units.SECOND
-"""The least time between its first and its last failure."""
+"""The minimum time between its first and its last failure."""
 
 DISABLE_FAILURES = 20
 
@@ -136,20 +136,20 @@ class Window(msgspec.Struct):
 
 
 def back_off_seconds(opens: int) -> float:
-    """How long a topic backs off after its breaker opened, or its probe failed, so often."""
+    """How long a topic backs off after its breaker opened, or its probe failed, `opens` times."""
     seconds = min(FIRST_SECONDS * 2.0 ** min(max(opens - 1, 0), 16), MAX_SECONDS)
     return jittered(seconds)
 
 
 def jittered(seconds: float) -> float:
-    """About as long, so that many that began together do not go on together."""
+    """About as long, so that back-offs that began together do not end together."""
     return seconds * random.uniform(1 - JITTER, 1 + JITTER)
 
 
 def busy_seconds(delay: float | None, count: int) -> float | None:
     """
-    How long a topic backs off after `count` busy answers in a row, of which the last one asked for
-    `delay` seconds; None: twice as long as before.
+    How long a topic backs off after `count` busy answers in a row. The last one asked for
+    `delay` seconds, or None for twice as long as before.
     """
     if delay is None:
         return FIRST_BUSY_SECONDS if count == 1 else None
@@ -186,7 +186,7 @@ def after_failure(record: Record, text: str, failures: int, now_us: int, *, open
 
 
 def should_disable(condition: Condition, now_us: int) -> bool:
-    """Whether the endpoint has failed for so long that it is disabled."""
+    """Whether the endpoint has failed long enough to be disabled."""
     since = condition.failing_since_us
     return (
         since > 0

@@ -62,7 +62,7 @@ MAX_MESSAGE = 65_536
 MOST_SEARCHED = 10_000
 PAGE = 500
 LATE_US = 60 * units.SECOND
-"""Entries are appended at most about so long after their attempt."""
+"""The maximum time, about, between an attempt and the append of its entry."""
 
 
 class KeptMessage(msgspec.Struct, omit_defaults=True, array_like=True):
@@ -108,7 +108,7 @@ class AttemptInfo(msgspec.Struct, kw_only=True):
     - `webhook_id`: what the receiver got. `attempt`: 1 for the first.
     - `result`: what became of the message: `"acked"`, `"retried"`, `"dead"`, `"backed_off"` or
       `"released"` (without an attempt). `text`: why.
-    - `status`: of HTTP; 0: there is none, and `error` says why, as `"timeout"`.
+    - `status`: the HTTP status, or 0 without an answer; `error` is the cause, as `"timeout"`.
     - `milliseconds`: until the name was resolved, connected, encrypted, answered, ended.
     - `request_headers`: what was sent; values of secret headers are `"…"`.
     - `headers`, `body`: of the answer: up to 16 headers, and the first 4 KiB.
@@ -139,8 +139,8 @@ class AttemptInfo(msgspec.Struct, kw_only=True):
 
 class AttemptPage(msgspec.Struct, kw_only=True):
     """
-    Attempts, the newest first. `next`: for the argument `after` of the next page; None: there are
-    no more. `is_truncated`: so many were searched that older ones were not; the next page goes on.
+    Attempts, the newest first. `next`: the argument `after` for the next page, or None at the end.
+    `is_truncated`: the search reached its limit before older ones; the next page continues it.
     """
 
     attempts: list[AttemptInfo]
@@ -351,7 +351,7 @@ def search(
 def last_attempt(
     engine: FullEngine, topic: str, message_id: str | None = None
 ) -> AttemptInfo | None:
-    """The last attempt of a topic or a message; None: the log has none, or cannot be read."""
+    """The last attempt of a topic or a message, or None if the log has none or cannot be read."""
     try:
         found = attempts(engine, topic, limit=1, message_id=message_id).attempts
     except LanewayError as error:

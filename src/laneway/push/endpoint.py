@@ -239,8 +239,8 @@ class Endpoint(Noun):
         were sent. Returns how many, and where to continue.
 
         Arguments: `since`, `until`: of their last attempts, Unix seconds. `result`: only those that
-        were `"acked"`, or are `"dead"`. `rate`: messages a second, such as `"10/s"`; None: all
-        immediately. `dry_run`: only count. `after`: `next` of the call before. Raises UsageError,
+        were `"acked"`, or are `"dead"`. `rate`: messages a second, such as `"10/s"`, or None for
+        all immediately. `dry_run`: only count. `after`: `next` of the last call. Raises UsageError,
         and Refused without an endpoint.
         """
         table.get(self._runtime.engine, self.topic)
@@ -308,7 +308,7 @@ def set_each(
 def list_endpoints(
     engine: FullEngine, pattern: str, *, limit: int, after: str, state: str | None
 ) -> tuple[list[EndpointInfo], str | None]:
-    """A page of endpoints, and the topic after which the next one begins; None: there is none."""
+    """A page of endpoints, and the topic after which the next one begins, or None at the end."""
     check_pattern(pattern)
     wanted = None if state is None else choice("endpoints", "state", state, STATES)
     whole("endpoints", "limit", limit, most=10_000)

@@ -1,8 +1,8 @@
 """
 What happened to endpoints last: the breaker opened, it recovered, it was disabled.
 
-The gateway shows it as it happens. Of many at once some are left out: the endpoints themselves say
-how they are.
+The gateway shows it as it happens. If many happen together, some are left out: the
+endpoints themselves show their states.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _time(lease: Lease) -> str:
 
 
 def event_of(lease: Lease) -> str | None:
-    """The event type of a message; None: it has none."""
+    """The event type of a message, or None if it has none."""
     if lease.headers is not None and (event := lease.headers.get(EVENT_HEADER)) is not None:
         return event
     try:
@@ -224,7 +224,7 @@ def _filled(template: Any, body: Any, lease: Lease) -> Any:
 
 
 def _at(body: Any, path: Sequence[str]) -> Any:
-    """The value at a path in the body; None where there is none."""
+    """The value at a path in the body, or None if it has none."""
     for name in path:
         if isinstance(body, dict):
             body = body.get(name)

@@ -1,4 +1,4 @@
-"""Why a topic or a message stands still, with what its endpoint says."""
+"""Why a topic or a message is blocked, with the state of its endpoint."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _add_sent(engine: FullEngine, found: Explanation, topic: str, record: Record
 
 
 def _lacks_one(engine: FullEngine, found: TopicExplanation) -> bool:
-    """Whether no worker has a handler for a topic, and the topics beside it have endpoints."""
+    """Whether no worker has a handler for a topic, and its neighbor topics have endpoints."""
     if not found.reasons or found.reasons[0].cause != "unhandled":
         return False
     beside = found.topic.rpartition(".")[0] + "."

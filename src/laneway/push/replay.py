@@ -45,7 +45,7 @@ class ReplayResult(msgspec.Struct, kw_only=True):
     - `waiting`: messages that are not replayed, because they still wait or are being sent.
     - `not_kept`: messages whose bodies are not kept. `refused`: by the topic's backlog limit.
     - `ids`: of the first ten messages that are sent again.
-    - `next`: for the argument `after`, which continues with older ones; None: there are no more.
+    - `next`: for the argument `after`, which continues with older ones, or None at the end.
     """
 
     replayed: int = 0
@@ -102,9 +102,9 @@ def replay_many(
     the order in which they were sent.
 
     Arguments: `since`, `until`: of their last attempts, Unix seconds. `result`: only those whose
-    last attempt was `"acked"`, or that are `"dead"` letters; None: both. `rate`: messages a second,
-    such as `"10/s"`; None: all immediately. `dry_run`: only count. `after`: `next` of the call
-    before.
+    last attempt was `"acked"`, or that are `"dead"`, or None for both. `rate`: messages a second,
+    such as `"10/s"`, or None for all immediately. `dry_run`: only count. `after`: `next` of the
+    call before.
 
     Raises UsageError, BadPolicy for a wrong rate.
     """

@@ -5,7 +5,7 @@ The system's resolver may take 20 s for a name whose servers do not answer, and 
 libcurl has about 20 threads for all names, so a few such names would hold up every endpoint. Here:
 
 - The look-ups of one registrable domain have few threads, and names that failed have at most half
-  of all, so new names are looked up beside any number of hanging ones.
+  of all, so new names are looked up despite any number of hanging ones.
 - Addresses are looked up again after a minute, and used meanwhile. If no server answers, they are
   used for an hour.
 - A name that was not found is not asked for again for 5 s, doubled up to 150 s: half of a breaker's
@@ -56,7 +56,7 @@ class Host(msgspec.Struct, eq=False):
     """
     What is known of a host. With neither `addresses` nor `problem`, it is being looked up.
 
-    `addresses`: separated by commas. `problem`: why there are none. `failures`: failed look-ups in
+    `addresses`: separated by commas. `problem`: why none were found. `failures`: failed look-ups in
     a row. `waiting`: called when the look-up ends or is late. `is_slow`: nobody waits for it with a
     slot. `asked_at`: when it was last asked for. Times are the loop's.
     """

@@ -87,7 +87,7 @@ class SecretStore:
 
 
 def key_name(stored: str) -> str | None:
-    """The name of the key that a stored secret needs; None: it is not encrypted."""
+    """The name of the key that a stored secret needs, or None if it is not encrypted."""
     name = stored.partition(":")[0]
     return None if name == PLAIN else name
 

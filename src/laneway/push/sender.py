@@ -61,7 +61,7 @@ LEAST_OF_TOPIC, PARTS = 8, 8
 """One endpoint has at most an eighth of a sender's slots, and at least 8, while others wait."""
 
 NO_ENDPOINT = object()
-"""Of a message that was prepared, and whose topic has no endpoint."""
+"""Marks a message that was prepared, and whose topic has no endpoint."""
 
 MAX_TARGETS = 10_000
 """Endpoints that a sender has in memory; of the others, only their counts are forgotten."""
@@ -161,7 +161,7 @@ class Sender:
     # As an executor
 
     def is_full(self, topic: str) -> bool:
-        """Whether a topic has so many slots that others go first."""
+        """Whether a topic has its share of slots, so that others go first."""
         return self._running.get(topic, 0) >= self._most_of_topic
 
     def prepare(self, deliveries: list[WorkerDelivery]) -> None:
@@ -292,7 +292,7 @@ class Sender:
             if (before.record.version, before.record.enabled_us) != (
                 record.version,
                 record.enabled_us,
-            ):  # its settings changed: it is tried at once
+            ):  # its settings changed: try it immediately
                 target.open_until, target.opens, target.backs_off_from = 0.0, 0, 0.0
                 target.busy, target.busy_until = 0, 0.0
                 target.window = breaker.Window()
@@ -333,7 +333,7 @@ class Sender:
             self._send(unit, target, now_us)
         except Reject as refusal:
             self._end(unit, refusal)
-        except Exception as fault:  # noqa: BLE001  # of one message; others go on
+        except Exception as fault:  # noqa: BLE001  # of one message; others continue
             self._end(unit, fault)
 
     def _send(self, unit: WorkerDelivery, target: Target | None, now_us: int) -> None:
@@ -430,7 +430,7 @@ class Sender:
         return self._private
 
     def _refusal(self, unit: WorkerDelivery, target: Target | None) -> BaseException | None:
-        """Why no request is made for a message; None: one is made."""
+        """Why no request is made for a message, or None if one is made."""
         lease = unit.lease
         if target is None:
             if lease.topic == NOTIFICATIONS:  # nobody wants them
@@ -558,7 +558,7 @@ class Sender:
             ended(False)
 
     def _judged(self, lease: Lease, target: Target, verdict: Verdict) -> BaseException | None:
-        """Count a verdict for the endpoint. Returns how the message ends; None: acked."""
+        """Count a verdict for the endpoint. Returns how the message ends, or None for acked."""
         window, now = target.window, time.monotonic()
         window.count(verdict, now)
         if verdict.health == "success":
@@ -594,7 +594,7 @@ class Sender:
         return AttemptFailed(verdict.text, is_timeout=verdict.is_timeout, is_busy=verdict.is_busy)
 
     def _busy(self, topic: str, target: Target, verdict: Verdict, now: float) -> float | None:
-        """Count a busy answer. Returns how long the topic backs off; None: longer than before."""
+        """Count a busy answer. Returns the topic's back-off, or None if longer than before."""
         if now >= target.busy_until:  # else its request began before the last one was answered
             target.busy = max(target.busy, target.record.condition.busy) + 1
             if target.busy == 1:

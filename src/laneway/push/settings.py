@@ -16,7 +16,7 @@ class SenderSettings(msgspec.Struct, kw_only=True):
     """
     What the senders of an application may do; read when a worker starts.
 
-    - `url`: of the store, which says whether its secrets may be stored readably.
+    - `url`: the store's URL; it determines whether secrets may be stored readably.
     - `allow`: networks and hosts that are reached although they are not public, besides those of
       `LANEWAY_PUSH_ALLOW`. `is_open`: every address is reached.
     - `handlers`: of the application. `proxy`: for all requests; default: `LANEWAY_PUSH_PROXY`.

@@ -23,7 +23,7 @@ BLOCK = 64
 """Bytes of a block of SHA-256."""
 
 REPLAY_HEADER = "webhook-replay-of"
-"""The header of a message that says whose `webhook-id` its requests have."""
+"""A message's header that names the message whose `webhook-id` its requests have."""
 
 SHOWN = 4
 """Characters of a secret that are shown."""
@@ -34,8 +34,8 @@ ED25519 = "ed25519"
 
 class Key(NamedTuple):
     """
-    What signs: a secret that the receiver has, too (`v1`), or the seed of an ed25519 key, of which
-    the receiver has the public key (`v1a`).
+    A signing key: a secret that the receiver has too (`v1`), or the seed of an ed25519 key; the
+    receiver has its public key (`v1a`).
     """
 
     secret: bytes
@@ -51,7 +51,7 @@ class Key(NamedTuple):
 
     @property
     def hint(self) -> str:
-        """What says which one it is: the end of a secret, or the whole public key."""
+        """Text that identifies the key: the end of a secret, or the whole public key."""
         if self.is_ed25519:
             return self.text
         return f"{PREFIX}…{self.text.rstrip('=')[-SHOWN:]}"

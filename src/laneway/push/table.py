@@ -45,7 +45,7 @@ LOOKED_AT = 20
 """Endpoints for which a worker that becomes ready looks whether it has their keys."""
 
 OLD_SECRET_US = 24 * 3_600 * units.SECOND
-"""How long a secret signs beside the one that replaced it."""
+"""How long a secret signs along with the one that replaced it."""
 
 MAX_SECRETS = 8
 MAX_HEADERS, MAX_HEADER_BYTES = 50, 8_192
@@ -53,7 +53,7 @@ MAX_EVENTS, MAX_EVENT = 100, 200
 MAX_DESCRIPTION, MAX_METADATA = 1_000, 4_096
 MAX_TIMEOUT = 300.0
 AGAIN_SECONDS = 300
-"""An endpoint that was enabled and disabled is not enabled again within so many seconds."""
+"""An endpoint that was enabled and disabled is not enabled again within this number of seconds."""
 
 OWN_HEADERS = frozenset(
     {"host", "content-length", "content-type", "connection", "transfer-encoding", "expect"}
@@ -86,7 +86,7 @@ class Condition(msgspec.Struct, omit_defaults=True):
     What senders know of an endpoint. Times are microseconds since 1970; 0: never, or not now.
 
     - `failing_since_us`: the first failure since the last success. `failures`: attempts that failed
-      since then, about. `failed_us`: the last one. `text`: what it said.
+      since then, about. `failed_us`: the last one. `text`: the last answer.
     - `opened_us`: when the breaker opened. `opens`: how often it opened or a probe failed since the
       last success.
     - `attention`: why somebody should look at the endpoint.
@@ -467,8 +467,8 @@ def missing_key(record: Record, keys: Collection[str], now_us: int) -> str | Non
 
 def first_without_keys(engine: Records, keys: Collection[str]) -> str | None:
     """
-    The key that the first endpoint lacks, if the first `LOOKED_AT` of the table all lack one; None:
-    one of them can be sent to, or there is none.
+    The key that the first endpoint lacks, if the first `LOOKED_AT` of the table all lack one, or
+    None if one of them can be sent to or the table is empty.
     """
     now_us, records = now(), [read(stored) for _, stored in engine.records(KIND, limit=LOOKED_AT)]
     missing = [missing_key(record, keys, now_us) for record in records]
@@ -481,7 +481,7 @@ def now() -> int:
 
 
 def find(engine: Records, topic: str) -> Record | None:
-    """A topic's endpoint; None: it has none."""
+    """A topic's endpoint, or None if it has none."""
     (stored,) = engine.record_read(KIND, [topic])
     return None if stored is None else read(stored)
 
@@ -574,7 +574,7 @@ def _batches(
 
 
 def state_of(record: Record | None) -> State | None:
-    """An endpoint's state; None: there is none."""
+    """An endpoint's state, or None without an endpoint."""
     if record is None:
         return None
     condition = record.condition
@@ -668,8 +668,8 @@ def listed(
     most: int = 10_000,
 ) -> tuple[list[tuple[str, Record]], str | None]:
     """
-    The endpoints of a pattern by topic, and the topic after which the next page begins; None: there
-    are no more. At most `most` records are read: only "healthy" ones are searched for.
+    The endpoints of a pattern by topic, and the topic after which the next page begins, or None at
+    the end. At most `most` records are read: only "healthy" ones are searched for.
     """
     own, prefix = _span(pattern)
     found: list[tuple[str, Record]] = []
@@ -709,7 +709,7 @@ def resume(engine: FullEngine, topic: str) -> None:
 
 
 def disable(engine: FullEngine, topic: str, reason: str = "by hand") -> Record:
-    """Disable an endpoint: its topic's messages wait. Raises Refused if there is none."""
+    """Disable an endpoint: its topic's messages wait. Raises Refused if it does not exist."""
     now_us = now()
 
     def change(record: Record | None) -> Record:
@@ -727,9 +727,9 @@ def disable(engine: FullEngine, topic: str, reason: str = "by hand") -> Record:
 
 def enable(engine: FullEngine, topic: str, *, is_repaired: bool = False) -> Record:
     """
-    Enable an endpoint: one message is sent as a probe, then the others. Raises Refused if there is
-    none, or, unless `is_repaired`, if it was enabled, and disabled again, less than five minutes
-    ago.
+    Enable an endpoint: one message is sent as a probe, then the others. Raises Refused if it
+    does not exist or, unless `is_repaired`, was enabled, and disabled again, less than five
+    minutes ago.
     """
     now_us = now()
 

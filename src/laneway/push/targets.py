@@ -48,7 +48,7 @@ class Target(msgspec.Struct):
     host: str = ""
     port: int = 443
     destination: Destination | None = None
-    """Where its requests go; None: not known yet."""
+    """Where its requests go, or None if not known yet."""
     problem: str | None = None
     is_ours: bool = False
     open_until: float = 0.0
@@ -66,11 +66,11 @@ class Target(msgspec.Struct):
     is_gone: bool = False
     """Whether it answered 410, and is not yet stored as disabled."""
     is_noted: bool = False
-    """Whether its condition says something that a success ends."""
+    """Whether its condition has an entry that a success ends."""
 
 
 def fill(target: Target, topic: str, guard: Guard, secrets: SecretStore) -> None:
-    """Read what a target's record says: its address, its secrets, the headers of requests."""
+    """Read a target's record: its address, its secrets, its request headers."""
     record = target.record
     try:
         url = check_url(

@@ -56,7 +56,7 @@ OUR_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 """Why no socket is opened that no receiver has caused."""
 
 MAX_UNASKED = 65_536
-"""Bytes that are dropped at once of what an idle connection receives."""
+"""The maximum number of bytes dropped in one read from an idle connection."""
 
 IDLE_SECONDS = 30
 NAMES_SECONDS = 600
@@ -143,7 +143,7 @@ class Transport:
         self._timer: asyncio.TimerHandle | None = None
         self._is_due = self._is_closed = False
         self._wanted_at: float | None = None
-        """When libcurl wants to be called, by the loop's clock; None: not."""
+        """When libcurl wants to be called, by the loop's clock, or None if it does not."""
         self._spare: list[Slot] = []
         self._active: dict[Any, Slot] = {}
         loop.add_reader(self._events.fileno(), self._ready)
@@ -397,7 +397,7 @@ class Slot:
                     self._was_blocked = True
                     return pycurl.SOCKET_BAD
             opened = _Opened(family, kind, protocol)
-            os.close(os.dup(opened.fileno()))  # as pycurl is about to, which says nothing
+            os.close(os.dup(opened.fileno()))  # as pycurl does next, without reporting an error
             return opened
         except OSError as error:  # no more files, or a family that this machine does not have
             self._socket_error = error
@@ -437,7 +437,7 @@ class Slot:
 
 
 class _Opened(socket.socket):
-    """A socket of which libcurl uses a duplicate; this one is closed at once."""
+    """A socket whose duplicate libcurl uses; this one is closed immediately."""
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it could not be opened

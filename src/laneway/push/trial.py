@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from laneway.push.targets import Target
 
 TESTS, TEST_SECONDS = 6, 60
-"""So many tests of an endpoint in so many seconds."""
+"""The maximum number of tests of an endpoint within this number of seconds."""
 
 
 class TrialResult(msgspec.Struct, kw_only=True):
@@ -34,7 +34,7 @@ class TrialResult(msgspec.Struct, kw_only=True):
     The answer to a test request.
 
     - `ok`: whether a message would be acked. `text`: what the answer means.
-    - `status`: of HTTP; 0: there is none, and `error` says why.
+    - `status`: the HTTP status, or 0 without an answer; `error` is the cause.
     - `milliseconds`: until the name was resolved, connected, encrypted, answered, ended.
     - `headers`, `body`: of the answer: up to 16 headers, and the first 4 KiB.
     - `request_headers`: what was sent.

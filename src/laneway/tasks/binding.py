@@ -73,8 +73,8 @@ class Binding:
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]] | None:
         """
-        The arguments with their names, if all are given by position, as most are. None: only
-        `signature.bind` shows it, which costs ten times as much.
+        The arguments with their names if all are given by position, as most are, or None if only
+        `signature.bind` can tell, which costs ten times as much.
         """
         names = self._names
         if names is None or kwargs != {}:  # the body of another program may have any value

@@ -64,7 +64,7 @@ class FlowTask(Protocol[R_co]):
 
     @property
     def returns(self) -> Any:
-        """The type that its function returns, None: unknown."""
+        """The type that its function returns, or None if unknown."""
 
     @property
     def serializer(self) -> Any:
@@ -586,8 +586,8 @@ class GroupJob(Generic[R]):
 
 class _Ends(msgspec.Struct):
     """
-    The ends of a part of a flow. `is_group`: the next part gets a list, also of one result.
-    `shape`: of a group, None for each call, a list for each nested group.
+    The ends of a part of a flow. `is_group`: the next part gets a list, even for one result.
+    `shape` (groups only): None for each call, a list for each nested group.
     """
 
     nodes: list[Any]

@@ -32,7 +32,7 @@ def middlewares(
     """
     The middlewares of publishing and of handling that carry a context variable.
 
-    `name`: the name of the header without its prefix, None: the variable's. See `Laneway.carry`.
+    `name`: the header's name without its prefix, or None for the variable's. See `Laneway.carry`.
     """
     header = PREFIX + (name if name is not None else variable.name)
     unset = object()

@@ -108,7 +108,7 @@ def decorated(
     base: type[Task[Any, Any]] | None,
     options: dict[str, Any],
 ) -> Any:
-    """What `@app.task` makes of a function, or the decorator if there is none yet."""
+    """What `@app.task` makes of a function, or the decorator if no function is given yet."""
     own = {name: options.pop(name) for name in TaskOptions.__struct_fields__ if name in options}
     config.refuse_unknown("task", options.keys() - FIELDS.keys(), (*TASK_OPTIONS, *FIELDS))
     kind = BoundTaskDecorator if own.get("bind") else TaskDecorator

@@ -94,9 +94,9 @@ class Flow(msgspec.Struct, omit_defaults=True):
     allows_failure: bool = False
     errors: list[Follower] = []
     opens: list[Opening] = []
-    """Of an opener: the calls that start when it has run."""
+    """For an opener: the calls that start when it has run."""
     others: list[Target] = []
-    """Of an opener: the other calls. They end, as `opens` do, if the flow never opens."""
+    """For an opener: the other calls. They end, as `opens` do, if the flow never opens."""
 
 
 class Opener(msgspec.Struct, omit_defaults=True):
@@ -260,7 +260,7 @@ def _error_of(ended: Outcome) -> tuple[str, str]:
 
 def signal(target: Target, job_id: str, ended: Outcome) -> Draft:
     """
-    The signal for a target. A failure that the target does not allow ends its waiting at once.
+    The signal for a target. A failure that the target does not allow ends its wait immediately.
     """
     number = target.number if ended.status == outcomes.SUCCESS or target.allows_failure else 0
     end = Signal(
@@ -277,7 +277,7 @@ def signal(target: Target, job_id: str, ended: Outcome) -> Draft:
 
 
 class _EndNotice(msgspec.Struct):
-    """The body of a message that says how another message ended."""
+    """The body of a message that reports how another message ended."""
 
     id: str
     outcome: outcomes.Outcome

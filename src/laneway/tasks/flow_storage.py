@@ -1,5 +1,5 @@
 """
-How a flow is stored: completely, or not at all.
+Storage of a flow: completely, or not at all.
 
 A flow that one call of the engine stores atomically needs nothing else. A larger one is stored in
 several steps, and nothing of it runs before the last of them:
@@ -164,14 +164,14 @@ class _Staged:
         self._runtime.engine.put(drafts)
 
     def _give_up(self, error: Exception) -> None:
-        """End the stored part at once, not after an hour."""
+        """End the stored part immediately, not after an hour."""
         ended = outcomes.Outcome(status=outcomes.CANCELLED, reason=f"incomplete flow: {error}")
         with suppress(EngineUnavailable):
             self._put([signal(self._root, self._root.id, ended)])
             self._end_timeout()
 
     def _end_timeout(self) -> None:
-        with suppress(EngineUnavailable):  # the timeout has no effect after the root was signalled
+        with suppress(EngineUnavailable):  # the timeout has no effect once the root has its signal
             self._runtime.engine.cancel(self._timeout_id, self._topic)
 
     def _check_room(self) -> None:

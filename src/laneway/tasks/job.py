@@ -72,11 +72,11 @@ class ResultType(Protocol):
 
     @property
     def returns(self) -> Any:
-        """The type that the function returns, None: unknown."""
+        """The type that the function returns, or None if unknown."""
 
     @property
     def serializer(self) -> Any:
-        """How the result is encoded, see `laneway.tasks.serializers`."""
+        """The encoding of the result, see `laneway.tasks.serializers`."""
 
 
 class JobState(msgspec.Struct, kw_only=True):

@@ -34,7 +34,7 @@ class CallOptions(TypedDict, total=False):
     `headers`: short texts by name.
     `at_front`: deliver it before all others of its priority.
     `cost`: how many permits of the rates of its topic and gates it uses.
-    `retries`: the most retries, at most those of the topic's policy.
+    `retries`: the maximum number of retries; the topic's policy is the upper limit.
     `ignore_result`, `result_ttl`, `failure_ttl`, `time_limit`, `soft_time_limit`: replace the
     task's.
     `connection`: publish in its transaction, as `Laneway.publish` does.

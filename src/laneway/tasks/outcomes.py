@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from laneway.tasks.serializers import Serializer
 
 MAX_RESULT = 1 << 20
-"""The most bytes of a stored result. Store a larger one elsewhere and return its name."""
+"""The maximum bytes of a stored result. Store a larger one elsewhere and return its name."""
 
 RESULT_TTL, FAILURE_TTL = "10m", "1d"
 """
@@ -202,7 +202,7 @@ def value(outcome: Outcome, kind: Any, serializer: Serializer | None) -> Any:
     try:
         return convert(result, kind)
     except (msgspec.ValidationError, ValueError, TypeError):
-        return result  # it returned something else than it says
+        return result  # the result does not match the annotation
 
 
 def error_of(job_id: str, outcome: Outcome) -> BaseException:

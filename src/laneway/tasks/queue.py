@@ -54,15 +54,15 @@ ON_SUCCESS, ON_FAILURE, DESCRIPTION, RETRY_DELAY = (
 MISSING_SECONDS, MOST_MISSING = 1.0, 1_000
 _MISSING: dict[str, float] = {}
 """
-Functions that could not be imported, and until when that is not tried again: thousands of their
-calls may arrive at once.
+Functions that could not be imported, and when to try again: thousands of their calls may arrive
+together.
 """
 
 CHILD_ADDRESS = "laneway.child:perform_named"
 """How a child process finds the function that performs a call by name."""
 
 LISTED = 1_000
-"""The most jobs of a queue that are listed."""
+"""The maximum number of a queue's jobs that are listed."""
 
 
 class Dependency(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class EnqueueOptions(TypedDict, total=False):
     stored. `ttl`: how long it may wait. `depends_on`: a job, an id, several, or a `Dependency`.
     `job_id`: an id of your own. `at_front`: before all others. `description`: for people.
     `on_success`, `on_failure`: functions that the worker calls after it, with (job, None, result)
-    and (job, None, class, error, traceback). `retry`: the most retries; `retry_delay`: the time
+    and (job, None, class, error, traceback). `retry`: the maximum retries; `retry_delay`: the time
     before each (several: one after the other, the last one repeatedly). `meta`: the first value of
     `job.meta`. `delay`, `at`: when it is due. `priority`: an integer up to ±(2**52 - 1). `cost`:
     how many permits of the queue's rates it uses.
@@ -456,7 +456,7 @@ def _make_named_task(runtime: Runtime, name: str) -> NamedTask:
 
 
 def _known_by_name(runtime: Runtime, name: str, tags: str) -> NamedTask:
-    """A function of which this program has only the name: arguments are not checked here."""
+    """A function that this program knows only by name: arguments are not checked here."""
     task = NamedTask(runtime, _any, TaskOptions(name=name, topic="default"))
     task.tags = tags
     return task

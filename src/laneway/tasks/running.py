@@ -47,7 +47,7 @@ class TaskHandler(Handler):
     adding_headers: frozenset[str] | None = frozenset({control.RESULT_TTL, control.FLOW})
 
     own_address: str | None = None
-    """The address of a function called by name; None: the task's own."""
+    """The address of a function called by name, or None for the task's own."""
 
     def __init__(self, task: RunnableTask, topic: str, options: TaskOptions) -> None:
         is_async = inspect.iscoroutinefunction(task.function)
@@ -132,8 +132,8 @@ class TaskHandler(Handler):
 
     def _check_retries(self, lease: Lease, settlement: Settlement, *, is_in_flow: bool) -> None:
         """
-        A failure is final if its call allows no more retries; in a flow also if the policy allows
-        none, since the calls after it are signalled with the end.
+        A failure is final if its call allows no more retries. In a flow it is final too when the
+        policy allows none, since the calls after it get their signal with the end.
         """
         retries = control.retries(lease.headers)
         limit = retries if retries is not None else sys.maxsize
@@ -257,7 +257,7 @@ class RunnableTask:
     def perform(self, request: Request) -> Any:
         """
         Run the function and its hooks. Returns its result. Raises its error, or Reject if the call
-        or the task says that the error is final.
+        or the task makes the error final.
         """
         token = CURRENT.set(request)
         try:
@@ -444,7 +444,7 @@ class RunnableTask:
 
     def retries_limit(self, request: Request) -> int:
         """
-        The most retries of a run: those of its call, at most those of the topic's policy. Raises
+        The maximum number of retries of a run: its call's, limited by the topic's policy. Raises
         EngineUnavailable.
         """
         if request.is_limited:
@@ -458,8 +458,8 @@ class RunnableTask:
 
     def lost_limit(self, lease: Lease) -> int | None:
         """
-        How often a run may lose its worker before it is refused; None: as the policy says. At least
-        once, since another run may have killed the worker.
+        How often a run may lose its worker before it is refused, or None for the policy's number.
+        At least once, since another run may have killed the worker.
         """
         retries = control.retries(lease.headers)
         return None if retries is None else max(1, retries)
@@ -472,7 +472,7 @@ class RunnableTask:
     def _verdict(self, request: Request, error: Exception) -> Exception:
         """
         The error to raise: `error` itself if the policy decides about retries, or Reject if the
-        call or the task says that it is final.
+        call or the task makes it final.
         """
         if isinstance(error, (Reject, DestinationUnavailable)):
             return error

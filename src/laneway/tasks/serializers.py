@@ -44,7 +44,7 @@ def encode(
     """
     Encode a call as a body for `publish`. Raises BadMessage.
 
-    `more`: fields beside the arguments, always in JSON, since others than the task read them.
+    `more`: fields besides the arguments, always in JSON, since not only the task reads them.
     """
     body: dict[str, Any] = {"args": args, "kwargs": kwargs}
     if serializer == "json":

@@ -50,8 +50,8 @@ _PLAIN = (str, int, float, bool, type(None))
 
 def tag(value: Any, *, strict: bool = False) -> Any:
     """
-    The value with its types. `strict`: also of tuples, sets and keys; raises BadMessage for a value
-    that could not be restored.
+    The value with its types. `strict`: includes tuples, sets and keys; raises BadMessage for a
+    value that could not be restored.
     """
     kind = type(value)
     if kind in _PLAIN:

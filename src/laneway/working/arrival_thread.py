@@ -71,7 +71,7 @@ class ArrivalThread(threading.Thread):
         return was_notified
 
     def end(self) -> None:
-        """Stop listening permanently; returns at once."""
+        """Stop listening permanently; returns immediately."""
         self._is_ending = True
         self._is_busy.set()
         if (listener := self._listener) is not None:
@@ -94,7 +94,7 @@ class ArrivalThread(threading.Thread):
             except EngineUnavailable:
                 log.debug("store unavailable while the worker listened for arrivals")
                 self._is_busy.clear()
-            except Exception:  # the worker goes on without it
+            except Exception:  # the worker continues without it
                 log.exception(
                     "arrival listener failed; new messages are picked up at the next lease"
                 )

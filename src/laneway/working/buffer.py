@@ -8,8 +8,8 @@ Within a topic, messages begin by priority, then in the order of their leases.
 Each message here will begin: shares and weights were decided by the lease.
 
 Rounds do not help a quiet topic whose message comes while a busy topic has every slot.
-So while a *crowd* of one topic waits here and others come and go, one slot in ten is reserved for
-*newcomers*: topics of which nothing waited here when their message came.
+While a *crowd* of one topic waits here and others come and go, one slot in ten is reserved for
+*newcomers*: topics that had nothing waiting here when their message came.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ RESERVED_SECONDS = 1.0
 
 CROWD = 8
 """
-How many messages of one topic are a crowd; so many wait here only if handlers are quick and much of
-the topic is prefetched.
+How many messages of one topic are a crowd; this many wait here only if handlers are quick and much
+of the topic is prefetched.
 """
 
 MAX_SPARE = 16
@@ -82,7 +82,7 @@ class HandlerQueue:
         self.crowd = ""
         """The last topic that had a crowd."""
         self.is_full: Callable[[str], bool] | None = None
-        """Whether a topic has so many slots that others go first; None: no topic ever has."""
+        """Whether a topic has its share of slots, so that others go first, or None."""
         self.newcomers: dict[str, None] = {}
         """Newcomers that have not begun a message yet, in the order in which they came."""
 
@@ -129,7 +129,7 @@ class HandlerQueue:
 
     def _after_full(self, first: str, is_full: Callable[[str], bool]) -> str:
         """
-        Skip topics that have too many slots, of which there are few; the first one if all have.
+        Skip topics that have too many slots, which are few; the first one if all have.
         """
         topic = first
         for _ in range(len(self._by_topic) - 1):
@@ -260,7 +260,7 @@ class Buffer:
         )
 
     def next_queue(self) -> HandlerQueue | None:
-        """The queue whose first message begins next; None: none may begin."""
+        """The queue whose first message begins next, or None if none may begin."""
         filled = self._filled
         if len(filled) == 1:
             (queue,) = filled.values()

@@ -65,7 +65,7 @@ class Process(Protocol):
     def exit_code(self, seconds: float = 0) -> int | None:
         """
         Its exit code, or the negative signal number if a signal killed it. Waits up to `seconds`;
-        None: it still runs.
+        returns None if it still runs.
         """
 
     def send_signal(self, number: int) -> None:
@@ -227,7 +227,7 @@ def flush() -> None:
 
 
 def wait_for(pid: int, seconds: float = 0) -> int | None:
-    """The exit code of a child of this process; None: it still runs after `seconds`."""
+    """The exit code of a child of this process, or None if it still runs after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -270,7 +270,7 @@ class ForkServer:
             return self._answer()
 
     def exit_code(self, pid: int, seconds: float) -> int | None:
-        """The exit code of a copy; None: it still runs after `seconds`. Raises OSError."""
+        """The exit code of a copy, or None if it still runs after `seconds`. Raises OSError."""
         deadline = time.monotonic() + seconds
         while True:
             with self._lock:
@@ -371,7 +371,7 @@ def _copy(requests: socket.socket, fd: int) -> int:
 
 
 def describe_exit(code: int | None) -> str:
-    """How a process ended, by its exit code; None: unknown."""
+    """How a process ended, by its exit code (None: unknown)."""
     if code is None:
         return "closed its pipe"
     if code >= 0:

@@ -74,8 +74,8 @@ class EmbeddedWorker:
 
     async def arun(self) -> Summary:
         """
-        As `run`, on the running event loop. If it is cancelled, it stops in order; if it is
-        cancelled again, at once.
+        The same as `run`, on the running event loop. The first cancellation stops it in order; a
+        second one stops it immediately.
         """
         self._use("arun_worker")
         return await self._arun(None)

@@ -4,7 +4,7 @@ Handlers wait while an embedded engine works.
 SQLite releases the interpreter's lock (GIL) at every row.
 With busy threads around, the engine's thread would wait for the lock at each row, and an engine
 call of milliseconds would take seconds.
-So the event loop and the handlers' threads wait while the engine works, but no longer than the call
+The event loop and the handlers' threads wait while the engine works, but no longer than the call
 may need: an engine that itself waits (for another process, for the disk) delays no handler.
 """
 

@@ -3,11 +3,11 @@ The thread of a worker that calls the engine.
 
 It extends, settles, records starts and leases, each in batches.
 The event loop puts what is to be done into `settler` and `starts`, and calls `flush`.
-One *pass* of this thread takes all of it at once, so batches grow with the load.
+One *pass* of this thread takes all of it together, so batches grow with the load.
 
 In a pass, in this order:
 
-    extend    leases of which a third is over, but for handlers that are over their time limit
+    extend    leases that are a third over, except for handlers that are over their time limit
     settle    what ended since the last pass; `SettleThread` does it for a busy worker of a server
     start     record the starts of suspects
     lease     what the worker has room for, plus a few milliseconds of work (prefetch)
@@ -15,7 +15,7 @@ In a pass, in this order:
 It owns `held`: each lease that this worker has and has not settled, by fence. While a handler holds
 the interpreter, another process extends them, see `StandbyRenewal`.
 While the worker has free slots and nothing to lease, this thread registers for the engine's
-notification. The event loop receives it where it can, and begins what was leased with it at once;
+notification. The event loop receives it where it can, and immediately begins what was leased;
 else this thread waits for it. `ArrivalThread` listens while the worker is busy.
 """
 
@@ -66,10 +66,10 @@ if TYPE_CHECKING:
             """The store's clock (µs since 1970) at the last lease."""
 
         def find_handler(self, lease: Lease) -> Handler | None:
-            """The handler of a message; None if there is none. Never raises."""
+            """The handler of a message, or None if it has none. Never raises."""
 
         def handled_patterns(self) -> list[str] | None:
-            """Patterns that cover what the handlers take; None: any topic."""
+            """Patterns that cover what the handlers take, or None for any topic."""
 
         def prepare(self, deliveries: list[WorkerDelivery]) -> None:
             """Read what the executors of these need, which were just leased. Never raises."""
@@ -134,7 +134,7 @@ MAX_PREFETCH_BYTES = 32 << 20
 RIVALS_PREFETCH_SECONDS = 0.05
 """
 The same while workers of other processes and this one wait for each other at the store: a turn at
-it costs something beside its messages (what others changed is read again, the wait itself), and
+it has a cost besides its messages (what others changed is read again, the wait itself), and
 small turns would make two workers slower than one.
 """
 
@@ -163,7 +163,7 @@ so that it does not say so: in time to extend a lease of twice that.
 """
 
 SOON_OVER_US = round(2 * RECEIVED_SECONDS * units.SECOND)
-"""This thread extends shorter leases at once when the event loop has received them."""
+"""This thread extends shorter leases as soon as the event loop has received them."""
 
 MAX_WAIT_SECONDS = 60.0
 """How long one wait for the engine's notification lasts at most; a lost one costs that long."""
@@ -199,7 +199,7 @@ class EngineThread(threading.Thread):
         self.starts: deque[WorkerDelivery] = deque()
         """Suspects whose start is to be recorded."""
         self.held: dict[int, WorkerDelivery | None] = {}
-        """By fence: leases that are not settled; None: of a message without a handler."""
+        """By fence: leases that are not settled, or None for a message without a handler."""
         self.settler = Settler(
             engine,
             self.held,
@@ -243,7 +243,7 @@ class EngineThread(threading.Thread):
         self._received: deque[_HeldBatch | None] = deque()
         """What the event loop has received: a batch, or None for a notification."""
         self._listen_until: float | None = None
-        """When to lease without a notification (monotonic seconds); None: the worker is busy."""
+        """When to lease without a notification (monotonic seconds), or None while busy."""
         self._arrivals = ArrivalThread(engine, options.pool, self.has_work)
         self._filter = LeaseFilter(callbacks.handled_patterns())
         self._reconnection = Reconnection()
@@ -254,7 +254,7 @@ class EngineThread(threading.Thread):
         )
         self._is_leasing = True
         self._should_lease = True
-        """Whether a lease may find messages; False until a notification or a settlement says so."""
+        """Whether a lease may find messages; False until a notification or a settlement sets it."""
         self._is_ending = False
         self._has_rivals = False
         """Whether workers of other processes and this one wait for each other at the store."""
@@ -333,7 +333,7 @@ class EngineThread(threading.Thread):
 
     def settle_rest(self) -> None:
         """
-        Settle what ended after `end`. Best effort: an unsettled lease runs out by itself.
+        Settle what ended after `end`. Best effort: an unsettled lease expires on its own.
         """
         with contextlib.suppress(EngineUnavailable):
             self.settler.settle()
@@ -342,7 +342,7 @@ class EngineThread(threading.Thread):
 
     @property
     def _settles_here(self) -> bool:
-        """Whether this thread settles: always beside an embedded engine, else while it is idle."""
+        """Whether this thread settles: always with an embedded engine, else while it is idle."""
         return self._settle_thread is None or self._listen_until is not None
 
     @property
@@ -549,7 +549,7 @@ class EngineThread(threading.Thread):
 
     def _lease_arrivals(self, prefetch: int) -> None:
         """
-        Lease a few messages at once if some have arrived, before a call that takes longer.
+        Lease a few messages immediately if some have arrived, before a call that takes longer.
 
         The prefetch may grow by half for them.
         """
@@ -748,8 +748,8 @@ class EngineThread(threading.Thread):
         """
         Lease messages of any topic.
 
-        A message that no worker had before is released at once, without a delay: another program
-        may be about to lease it.
+        A message that no worker had before is released immediately, without a delay: another
+        program may be about to lease it.
         """
         batch = self._engine.lease(
             count,
@@ -842,8 +842,8 @@ class EngineThread(threading.Thread):
 
     def _release_copies(self, leases: list[Lease]) -> list[Lease]:
         """
-        Release at once what belongs to a subscription of other workers and no worker has had
-        before; this worker leases by its patterns from now on. Returns the other leases.
+        Immediately release messages of other workers' subscriptions that no worker has had before;
+        this worker leases by its patterns from now on. Returns the other leases.
         """
         copies = [lease for lease in leases if is_copy(lease.topic) and lease.deliveries == 1]
         if not copies:
@@ -863,7 +863,7 @@ class EngineThread(threading.Thread):
             self._is_leasing = False
             self._callbacks.drained()
             return
-        if batch.passed_over:  # the engine would notify this worker at once of others' messages
+        if batch.passed_over:  # else notified immediately of other workers' messages
             self._filter.search_later()
             return
         seconds = MAX_WAIT_SECONDS

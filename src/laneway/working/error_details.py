@@ -67,7 +67,7 @@ def error_text(error: BaseException) -> str:
     """
     The text that is kept of an error with its message; never raises.
 
-    Of a Retry: its reason, then the error that it was raised from or while handling.
+    For a Retry: its reason, then the error that it was raised from or while handling.
     """
     if not issubclass(type(error), Retry):
         return text_of(error)
@@ -105,7 +105,7 @@ def describe(error: BaseException, depth: int = 0) -> Details:
     """
     The details of an error; never raises.
 
-    Of a Retry, or of a Reject that stands for another error, those of the other error.
+    For a Retry, or a Reject that stands for another error, those of the other error.
     """
     details = attribute(error, "details")
     if type(details) is Details:

@@ -52,7 +52,7 @@ async def cancel_tasks() -> None:
 def caught(signals: Sequence[int], callback: Callable[[], None]) -> Iterator[None]:
     """
     During the block these signals call `callback` on the running event loop, if this is the main
-    thread; in others the program stops what it runs by itself.
+    thread; in other threads the program stops its work on its own.
     """
     loop = asyncio.get_running_loop()
     numbers = []

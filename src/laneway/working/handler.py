@@ -36,12 +36,12 @@ TIME_LIMIT_HEADER, SOFT_TIME_LIMIT_HEADER = headers.TIME_LIMIT, headers.SOFT_TIM
 CURRENT: ContextVar[Any] = ContextVar("laneway_current", default=None)
 """
 What runs here: a `laneway.Request`, a message, the fields of log lines (a dict), or a worker's
-delivery, which has it as `current`. Read it by `current`. None: nothing.
+delivery, which has it as `current`. Read it by `current`. None if nothing runs.
 """
 
 
 def current() -> Any:
-    """What runs here: a Request, a lease, a message, or fields of log lines; None: nothing."""
+    """What runs here: a Request, a lease, a message, fields of log lines, or None for nothing."""
     holder = CURRENT.get()
     return getattr(holder, "current", holder)
 
@@ -64,10 +64,10 @@ class Handler:
     `pattern`: the topics that it handles. `subscription`: it handles their copies for this
     subscription instead; the attribute `pattern` is then like `orders.*#audit`.
     `name`: for logs and errors; default: the function's qualified name.
-    `concurrency`: how many calls of it may run at once in one worker; None: no limit of its own.
+    `concurrency`: how many calls run concurrently in one worker, or None for no limit of its own.
     `isolation`: "thread" or "process" for a plain function; a coroutine function has none.
-    `batch`: how many messages one call takes at most; None: a call takes one message.
-    `batch_wait`: how long a call waits for a full batch, from its first message; None: not at all.
+    `batch`: how many messages one call takes at most, or None if a call takes one message.
+    `batch_wait`: how long a call waits for a full batch, from its first message (None: no wait).
     `time_limit`: after which it is stopped. `soft_time_limit`: after which `SoftTimeLimit` is
     raised inside it. Seconds, `timedelta` or text such as "10m".
 
@@ -92,8 +92,8 @@ class Handler:
         self.function = function
         self.function_of_current: Callable[..., Any] | None = None
         """
-        As `function`, but leaves it to the caller to make its argument current; None: the lease
-        is current while the function runs.
+        As `function`, but leaves it to the caller to make its argument current, or None if the
+        lease is current while the function runs.
         """
         self.name = name or str(getattr(function, "__qualname__", function))
         where = f"handler {self.name}"
@@ -135,12 +135,12 @@ class Handler:
 
     adding_headers: frozenset[str] | None = frozenset()
     """
-    The headers with which a call that returned None leads to more than a plain ack; None:
+    The headers with which a call that returned None leads to more than a plain ack, or None if
     `concluded` is asked about each.
     """
 
     child_setup: str | None = None
-    """A module that a child process imports before the function's module; None: none."""
+    """A module that a child process imports before the function's module, or None."""
 
     asks_for_losses = False
     """
@@ -149,26 +149,26 @@ class Handler:
 
     def refusal(self, lease: Lease, losses: int) -> Exception | None:
         """
-        The error that ends a message which lost its worker `losses` times in a row; None: it runs
-        again. A loss is counted if the start was recorded, as it is for suspects.
+        The error that ends a message which lost its worker `losses` times in a row, or None if it
+        runs again. A loss is counted if the start was recorded, as it is for suspects.
         """
         del lease, losses
         return None
 
     def key_names(self) -> list[str] | None:
-        """The names of the keys that its worker has for secrets in the store; None: needs none."""
+        """The names of its worker's keys for secrets in the store, or None if it needs none."""
         return None
 
     def problem(self, engine: FullEngine) -> str | None:
-        """Why this process can handle none of its messages, as far as it knows; None: it can."""
+        """Why this process, as far as it knows, can handle none of its messages, or None."""
         del engine
         return None
 
     make_executor: Callable[..., Any] | None = None
     """
     A `MakeExecutor`, which creates the executor of this kind of handlers on the event loop of a
-    worker; None: an executor that every worker has. Messages of a topic that `is_full` wait while
-    those of others can begin.
+    worker, or None for an executor that every worker has. Messages of a topic that `is_full` wait
+    while other topics' messages can begin.
     """
 
     def concluded(
@@ -319,16 +319,16 @@ class Handlers:
         self.queues: dict[str, Any] = {}
         """By topic: queues whose messages name the function to call."""
         self.served: Callable[[], list[str]] | None = None
-        """The topics that a worker serves if its options name none; None: all of its pool."""
+        """The topics that a worker serves if its options name none, or None for all of its pool."""
         self.find_named: Callable[[str, str], Handler | None] | None = None
-        """Finds the handler for a function's name and a topic; None: names are not looked up."""
+        """Finds the handler for a function's name and a topic, or None without a look-up."""
         self.make_side_workers: (
             Callable[[FullEngine, Handlers, Options, Callable[[BaseException], None]], SideWorkers]
             | None
         ) = None
         """
-        Makes the workers of exclusive and failover subscriptions that run beside one; the function
-        that it gets ends that one with an error.
+        Makes the workers of exclusive and failover subscriptions that run along with a worker; the
+        function that it gets ends that worker with an error.
         """
         self._by_topic = _ByTopic(self._by_pattern)
         self.middlewares = HandlingMiddlewares()
@@ -343,7 +343,7 @@ class Handlers:
         self._ahead_us = 0
 
     def topics_for(self, options: Options) -> list[str] | None:
-        """The topics that a worker with these options serves, in order; None: all of its pool."""
+        """The topics that a worker with these options serves, in order; None for all of a pool."""
         if options.topics is None and self.served is not None:
             return self.served()
         return options.topics
@@ -416,19 +416,19 @@ class Handlers:
 
     def handled_patterns(self) -> list[str] | None:
         """
-        Patterns that cover the topics of all handlers, tasks and queues; None: any topic, but no
-        subscription.
+        Patterns that cover the topics of all handlers, tasks and queues, or None for any topic, but
+        no subscription.
         """
         covering = self.covering_patterns() | {handler.covering for handler in self._own.values()}
         covers_all = "*" in covering and not any(map(subscriptions.is_copy, covering))
         return None if covers_all else sorted(covering)
 
     def key_names(self) -> list[str] | None:
-        """The names of the keys of this process for secrets in the store; None: it needs none."""
+        """The names of this process's keys for secrets in the store, or None if it needs none."""
         return next((found for each in self if (found := each.key_names()) is not None), None)
 
     def problem(self, engine: FullEngine) -> str | None:
-        """Why a kind of handlers can do nothing in this process; None: none is known."""
+        """Why a kind of handlers can do nothing in this process, or None if no reason is known."""
         of_each_kind = {each.kind: each for each in self}.values()
         return next((found for each in of_each_kind if (found := each.problem(engine))), None)
 
@@ -474,8 +474,8 @@ class Handlers:
     def find(self, lease: Lease) -> Handler | None:
         """
         The handler of a message: the task that it names, else the handler with the most specific
-        pattern. A subscription's copy of a task's call is a message like others. None: there is
-        none.
+        pattern. A subscription's copy of a task's call is a message like others. None if it
+        has no handler.
         """
         if (
             lease.headers is not None

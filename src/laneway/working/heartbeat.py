@@ -66,7 +66,7 @@ BEATS = 3
 """Heartbeats in one heartbeat timeout: two may be lost or late."""
 
 BUSY_BEATS = 4
-"""Heartbeats of which the mean is reported as what topics keep busy."""
+"""The number of heartbeats whose mean is reported as what topics keep busy."""
 
 LISTED_SECONDS = 11.0
 """How long a dead worker stays on the list, so that people see that it died."""
@@ -120,11 +120,11 @@ class Heartbeat(threading.Thread):
         self._locality = Locality(engine, options.pool, self.worker_id)
 
     def beat_now(self) -> None:
-        """Send a heartbeat at once. From any thread."""
+        """Send a heartbeat immediately. From any thread."""
         self._due.set()
 
     def asked(self) -> None:
-        """Send a heartbeat at once, and look for a command. From any thread."""
+        """Send a heartbeat immediately, and look for a command. From any thread."""
         self._is_asked = True
         self._due.set()
 
@@ -279,7 +279,7 @@ class Locality:
     Which shards a worker visits first: its own. `refresh` is called in one thread.
 
     The running workers of a pool divide the shards among them by rendezvous hashing: each worker
-    has a score in each shard, and the shard belongs to the worker with the highest. So a topic
+    has a score in each shard, and the shard belongs to the worker with the highest. A topic
     keeps meeting the same process, and when a worker comes or goes only its part moves. Nothing but
     the order of visits depends on it.
     """

@@ -58,7 +58,7 @@ class HookThread(threading.Thread):
         self._has_to_resume = False
 
     def is_behind(self) -> bool:
-        """Whether so many hooks are pending that no message should begin before `resume`."""
+        """Whether too many hooks are pending: no message should begin before `resume`."""
         if self._ended.qsize() <= MAX_PENDING:
             return False
         self._has_to_resume = True

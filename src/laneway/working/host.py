@@ -58,7 +58,7 @@ class ProcessApplication(Application, Protocol):
 
     @property
     def address(self) -> str | None:
-        """`module:name` by which another process imports it; None: it is looked for."""
+        """`module:name` by which another process imports it, or None if it is looked for."""
 
     @property
     def url(self) -> str:

@@ -5,12 +5,12 @@ While a worker has a handler for each message that it gets, it leases messages o
 After the first message whose topic no handler's pattern covers, it leases by its own patterns
 (`lease(only=…)`); the engine passes over the other topics, a bounded number in a call.
 
-- A worker that finds only others' messages looks again after `SEARCH_DIVISOR` times as long as its
-  search took.
+- A worker that finds only other workers' messages searches again after `SEARCH_DIVISOR` times as
+  long as its search took.
 - Every few seconds a *probe* leases a few messages of any topic.
   Tasks may be called in any topic, and messages that no program handles have to be found by a
   worker so that they become dead letters.
-- A probe releases at once what no worker has had before: another program may handle it.
+- A probe immediately releases what no worker has had before: another program may handle it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.worker")
 
 ALONE_SECONDS = 60.0
-"""How long no others' messages are met before the worker leases everything again."""
+"""How long without other workers' messages before the worker leases everything again."""
 
 PROBE_SECONDS = 5.0
 """How long between two probes; a message that no program handles waits that long to be met."""
@@ -54,7 +54,7 @@ class LeaseFilter:
     """
     Chooses the patterns to lease by. For the engine thread alone.
 
-    `patterns`: what the handlers cover; None: this worker may handle any topic, but no
+    `patterns`: what the handlers cover, or None if this worker may handle any topic, but no
     subscription.
     """
 
@@ -62,9 +62,9 @@ class LeaseFilter:
         self._patterns = ["*"] if patterns is None else list(patterns)
         self._covered = frozenset(self._patterns)
         self.only: list[str] | None = None
-        """The patterns to lease by; None: lease everything."""
+        """The patterns to lease by, or None to lease everything."""
         self.search_at = 0.0
-        """When to search again (monotonic seconds) behind others' messages; 0: no search is due."""
+        """When to search behind other workers' messages (monotonic seconds); 0: no search due."""
         self._search_seconds = 0.0
         self._met_at = 0.0
         self._probe_at = 0.0

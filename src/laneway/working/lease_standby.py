@@ -45,7 +45,7 @@ RETRY_SECONDS = 0.5
 
 
 class Standby:
-    """Looks at a worker's passes, and extends its leases while there are none."""
+    """Watches a worker's passes, and extends its leases while none happen."""
 
     def __init__(
         self,

@@ -135,7 +135,7 @@ def _of_worker(where: str, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _yielded(function: Callable[..., Any]) -> Any:
-    """The type that a generator function yields; None: its annotation does not say."""
+    """The type that a generator function yields, or None if its annotation does not tell."""
     returned = annotations_of(function).get("return")
     if typing.get_origin(returned) not in ITERATORS:
         return None

@@ -2,7 +2,7 @@
 The thread that is notified by other programs: of leases which they ended, such as cancelled jobs,
 and of pings.
 
-The handlers of ended leases are stopped at once, and not only when the lease is next extended.
+The handlers of ended leases are stopped immediately, not when the lease is next extended.
 """
 
 from __future__ import annotations

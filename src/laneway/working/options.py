@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 MAX_CONCURRENCY = 100_000
-"""How many handlers one worker may run at once; more is refused as a mistake."""
+"""How many handlers one worker may run concurrently; more is refused as a mistake."""
 
 MIN_HEARTBEAT_TIMEOUT = 0.1
 """The shortest such time in seconds; a busy machine would miss it all the time."""
@@ -27,18 +27,18 @@ class EmbeddedOptions(TypedDict, total=False):
     """
     Options of `app.worker` and `app.arun_worker`.
 
-    - `concurrency`: how many handlers run at once at most (100).
+    - `concurrency`: the maximum number of handlers that run concurrently (100).
     - `burst`: end when nothing is left to run now. It waits for rates and limits, not for delays.
     - `pool`: the pool to serve ("default").
-    - `topics`: serve only these topics, strictly in this order; None: all topics of the pool.
-    - `grace`: how long running handlers may go on when the worker stops (30 s).
-    - `traceback`: log the traceback of each failed attempt, and not only of the last one;
-      None: only if standard error is a terminal.
+    - `topics`: serve only these topics, strictly in this order, or None for all topics of the pool.
+    - `grace`: how long running handlers may continue when the worker stops (30 s).
+    - `traceback`: log the traceback of each failed attempt, and not only of the last one, or
+      None to do so only if standard error is a terminal.
     - `health_port`: answer /live and /ready over HTTP on this port; 0: any free port.
     - `health_address`: the address of that port ("127.0.0.1").
-    - `max_messages`: end after this number of deliveries; None: no limit.
-    - `heartbeat_timeout`: after so many seconds without a heartbeat the worker counts as dead, and
-      other workers get its messages (9 s). It sends a heartbeat three times as often.
+    - `max_messages`: end after this number of deliveries, or None for no limit.
+    - `heartbeat_timeout`: after this many seconds without a heartbeat the worker counts as dead,
+      and other workers get its messages (9 s). It sends a heartbeat three times as often.
     """
 
     concurrency: int
@@ -81,7 +81,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_messages: int | None = None
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT
     store: tuple[str | None, str | None] = (None, None)
-    """The URL and the namespace that replace those in the code; None: the code's."""
+    """The URL and the namespace that replace those in the code; None for the code's."""
 
     def __repr__(self) -> str:
         return without_passwords(msgspec.Struct.__repr__(self))  # a store's URL is in it

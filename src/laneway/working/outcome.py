@@ -39,7 +39,7 @@ CANNOT_SETTLE = "cannot be settled: "
 def settlement_for(
     delivery: WorkerDelivery, error: BaseException | None, cost_us: int
 ) -> Settlement:
-    """How a lease ends if its handler raised `error`; None: the handler returned."""
+    """How a lease ends if its handler raised `error`, or returned (None)."""
     if error is None:
         return Settlement(delivery.lease.handle, delivery.lease.fence, "ack", cost_us=cost_us)
     settlement = _settlement_of_failure(delivery, error, cost_us)
@@ -81,8 +81,8 @@ def dead_letter_for_fault(
     delivery: WorkerDelivery, error: BaseException | None, fault: BaseException, cost_us: int
 ) -> Settlement:
     """
-    The settlement that makes a dead letter of a message if no settlement can be made of its
-    handler's end. `error`: what the handler raised. `fault`: what went wrong afterwards.
+    A dead letter's settlement, for a message whose handler's end gives no valid one. `error`: what
+    the handler raised. `fault`: what then went wrong.
     """
     reason = (
         f"{CANNOT_SETTLE}{storable.type_name(type(fault))}: "

@@ -11,7 +11,7 @@ all taken, the worker leases separately for its reserved slots:
 - A tier with a `reserve` has that part of the slots for its messages.
 
 A worker whose handlers have only one pattern, and one with fewer than `MIN_SLOTS` slots, reserves
-none by itself.
+none automatically.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ LONG_SECONDS = 0.5
 """A message whose handler runs for longer in a reserved slot is long."""
 
 MOST_LONG = 3
-"""After so many long messages in a row a pattern gets one slot at most for `AVOID_SECONDS`."""
+"""After this number of consecutive long messages a pattern gets one slot for `AVOID_SECONDS`."""
 
 AVOID_SECONDS = 10.0
 """How long that is; then more of its messages are tried again."""
@@ -263,7 +263,7 @@ class Reserves:
     ) -> tuple[list[str] | None, list[str]]:
         """
         What to lease for the slots of an owner: the patterns to lease by (None: all), and those
-        that get none: their handlers are at limits of their own. For `OTHERS` also those that have
+        that get none: their handlers are at limits of their own. For `OTHERS`, those too that have
         at least an equal part of the slots, or were long.
         """
         slots: Counter[str] = Counter()
@@ -317,6 +317,6 @@ class Reserves:
 
 
 def _level_of(topic: str) -> str:
-    """The pattern of the topics beside this one."""
+    """The pattern of this topic's neighbors."""
     stem, dot, _ = topic.rpartition(".")
     return f"{stem}.*" if dot else topic

@@ -3,7 +3,7 @@ Ends leases, each call as many as have ended since the last one, so batches grow
 
 The engine thread settles and leases in turn while the worker is idle, and always where the engine
 is embedded: such an engine works in this process, one call at a time.
-A server works beside this process. While the worker is busy, `SettleThread` calls it, so that one
+A server works in parallel. While the worker is busy, `SettleThread` calls it, so that one
 call is on the server while the answer of another one is decoded here.
 A lease that depends on a settlement begins after the settlement's answer.
 """
@@ -40,7 +40,7 @@ PACE_WINDOW_SECONDS = 0.02
 MIN_RECONNECT_SECONDS, MAX_RECONNECT_SECONDS = 0.05, 5.0
 """
 How long to wait before calling an engine that is away again; the wait doubles from the first to the
-second, and is randomized so that workers do not come back all at once.
+second, and is randomized so that workers do not reconnect together.
 """
 
 RECONNECT_LOOK_SECONDS = 0.05
@@ -339,7 +339,7 @@ class Durations:
     How long handlers took, and how many of their attempts failed: counters by handler since the
     worker began, for the heartbeat. One thread at a time adds to them.
 
-    Of each settle call one message is looked at and counts for all of the call, so a message of a
+    One message of each settle call is examined and counts for all of the call, so a message of a
     busy worker costs nothing. Each message has the same chance, so the counts are right on average;
     while a worker settles one message at a time, as it does with slow handlers, they are exact.
     Failures are all counted.

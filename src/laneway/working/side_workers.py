@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class SideWorkers(Protocol):
-    """What a worker needs of the workers beside it."""
+    """What a worker needs of the workers that run along with it."""
 
     @property
     def summary(self) -> Summary:
@@ -19,7 +19,7 @@ class SideWorkers(Protocol):
         """Start them. On the event loop."""
 
     def stop(self) -> None:
-        """Stop them in order; called again: at once. Does not wait."""
+        """Stop them in order; a second call stops them immediately. Does not wait."""
 
     async def end(self) -> None:
         """Wait for their end: after `stop`, or with `burst` until nothing is left to run now."""

@@ -30,8 +30,8 @@ def source_states(others: Iterable[str] = ()) -> dict[str, float]:
 
 def states_of(paths: Iterable[str]) -> dict[str, float]:
     """
-    By path, without what is not there: a number that differs once the source differs. Of a file its
-    modification time; of a folder a checksum of the names of its modules and packages. Other files,
+    By path, without missing files: a number that differs once the source differs. It is a file's
+    modification time, or a checksum of the names of a folder's modules and packages. Other files,
     a store for example, come and go in it without a change of the program.
     """
     states: dict[str, float] = {}

@@ -3,7 +3,7 @@ Keeps a worker's leases while no thread of the worker can run.
 
 A handler in C code, or one slow regular expression, may hold the interpreter for longer than a
 lease lasts. No thread of the worker extends leases then, and other workers would get all messages
-that it holds. So each worker process has a second process, which handles nothing: `lease_standby`.
+that it holds. Each worker process therefore has a second one that handles nothing: `lease_standby`.
 
 They share a piece of memory (layout: `lease_standby`). The engine thread writes each lease into it
 before its handler can begin, and the time of each of its passes. While passes are recent, the
@@ -16,7 +16,7 @@ second process only looks at that time, a few times in a heartbeat timeout. If t
 
 Example, with leases of 9 s: a pass at 0 s, and a handler holds the interpreter from 0.1 to 11 s.
 All leases last until 6 s at least. The second process extends them to 12 s at 3 s, to 15 s at 6 s
-and to 18 s at 9 s. At 11 s the worker goes on, and settles as if nothing had happened.
+and to 18 s at 9 s. At 11 s the worker continues, and settles as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class StandbyRenewal:
 
     @staticmethod
     def of(engine: FullEngine, heartbeat_timeout: float, room: int) -> StandbyRenewal | None:
-        """For the leases of an engine. None: no other process can extend them."""
+        """For the leases of an engine, or None if no other process can extend them."""
         opening = opened_with(engine) if engine.capabilities.processes else None
         if opening is None:
             return None

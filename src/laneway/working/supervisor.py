@@ -6,7 +6,7 @@ Each worker is a new interpreter that imports the application by its address.
 If the application is in the main module, each worker is a copy of this process, so that the main
 module never runs twice. Workers share nothing but the engine.
 
-    starting ──> running ──> ended by itself, or stopped: not wanted any more
+    starting ──> running ──> ended on its own, or stopped: no longer wanted
        ↑            ├─ died: waits for restart_at ──┐
        │            └─ code changed ────────────────┤
        └────────────────────────────────────────────┘
@@ -121,7 +121,7 @@ def _wraps(value: object, app: object) -> bool:
 
 class Supervisor:
     """
-    Keeps `processes` workers running until it is stopped, or until all have ended by themselves.
+    Keeps `processes` workers running until it is stopped, or until all have ended on their own.
     """
 
     def __init__(self, target: str | ProcessApplication, options: Options) -> None:
@@ -178,7 +178,7 @@ class Supervisor:
     def _stop(self, *_: object) -> None:
         self._stops += 1
         for worker in self._workers:
-            worker.signal(kill=self._stops > 2)  # first: in order; second: at once; third: by force
+            worker.signal(kill=self._stops > 2)  # 1: in order; 2: immediately; 3: by force
 
 
 class _SupervisedWorker:

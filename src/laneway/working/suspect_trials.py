@@ -2,7 +2,7 @@
 When suspects run: messages whose lease ran out before, which may have killed their worker.
 
     waiting ──> start recorded ──> on trial ──> off trial
-                                   alone        ended, or ran long enough: others begin beside it
+                                   alone        ended, or ran long enough: others may begin too
 
 The start of a suspect is recorded first, so that killing this process counts as an attempt.
 Suspects run one at a time, and nothing else begins while one is on trial, so that no other message
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
             """Whether no handler runs."""
 
         def record_start(self, suspect: WorkerDelivery) -> WorkerDelivery | None:
-            """Take a slot for a suspect and record its start; None: its body cannot be decoded."""
+            """Take a slot for a suspect; record its start. None if its body cannot be decoded."""
 
         def release_buffered(self) -> None:
             """Release the leases of all messages that have not begun."""
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 
 
 TRIAL_SECONDS = 1.0
-"""How long a suspect in its first attempt runs alone before others begin beside it."""
+"""How long a suspect in its first attempt runs alone before others begin."""
 
 ALONE_SECONDS = 30.0
 """
 How long a suspect in a later attempt runs alone before others begin; also how long it waits for
-running handlers to end before it begins beside them.
+running handlers to end before it begins along with them.
 """
 
 
 class SuspectTrials:
-    """Decides when suspects begin, and when others may begin beside them."""
+    """Decides when suspects begin, and when others may begin during their trial."""
 
     def __init__(
         self, worker: TrialWorker, engine_thread: EngineThread, loop: asyncio.AbstractEventLoop
@@ -133,7 +133,7 @@ class SuspectTrials:
 
     def end(self, unit: WorkerDelivery) -> None:
         """
-        End the trial if it is this unit's. It has ended, or has run for so long that others may
+        End the trial if it is this unit's. It has ended, or has run long enough that others may
         begin: first those that are no suspects.
         """
         if self.on_trial is unit:

@@ -55,7 +55,7 @@ class Interrupter:
         self.task.cancel()
 
     def take(self) -> BaseException | None:
-        """The error behind a cancellation; None: the cancellation has another cause."""
+        """The error behind a cancellation, or None if the cancellation has another cause."""
         error, self._error = self._error, None
         if error is not None:
             self.task.uncancel()

@@ -71,5 +71,5 @@ def innermost(error: BaseException, count: int) -> str:
 
 
 def where(error: BaseException) -> traceback.FrameSummary | None:
-    """The frame in which the error was raised; None: unknown."""
+    """The frame in which the error was raised, or None if unknown."""
     return next(iter(traceback.extract_tb(error.__traceback__, limit=-1)), None)

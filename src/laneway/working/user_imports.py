@@ -65,7 +65,7 @@ def refuse_while_importing(call: str) -> None:
 
 def own_lines(error: BaseException) -> str:
     """
-    The lines of an error's traceback that are in the user's modules; empty if there are none.
+    The lines of an error's traceback that are in the user's modules; empty if none are.
     """
     lines = traceback.format_list(
         [

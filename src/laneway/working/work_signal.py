@@ -18,7 +18,7 @@ class WorkSignal:
         self._wake: Callable[[], None] | None = None
 
     def set(self) -> None:
-        """Wake the thread, or let its next wait return at once."""
+        """Wake the thread, or let its next wait return immediately."""
         if not self._event.is_set():
             self._event.set()
             wake = self._wake
@@ -30,7 +30,7 @@ class WorkSignal:
         self._event.clear()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the signal is set, at most so many seconds."""
+        """Wait until the signal is set, at most `seconds`."""
         self._event.wait(seconds)
 
     @contextmanager

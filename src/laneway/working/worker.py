@@ -14,10 +14,10 @@ The life of a message in a worker:
        │           │                            │          ↑
        │           └─ lease expired: dropped    │          │ handler returned or raised
        └─ suspect: start recorded, on trial ────┘          │ time limit, lease lost, worker stops:
-                                                             over at once, then handler stopped
+                                                             over immediately, then handler stopped
 
 A *unit* is what one call of a handler gets: one delivery, or a batch of deliveries.
-Everything here runs on the event loop unless it says otherwise.
+Everything here runs on the event loop unless its docstring names another thread.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Worker:
     """Whether it takes samples for the history."""
 
     _has_side_workers = True
-    """Whether workers for exclusive and failover subscriptions run beside it."""
+    """Whether workers for exclusive and failover subscriptions run along with it."""
 
     _keeps_leases = True
     """Whether another process keeps its leases while a handler holds the interpreter."""
@@ -194,8 +194,8 @@ class Worker:
         """
         As `run`, on the running event loop; `signals` stop it if this is the main thread.
 
-        `ready` is called when it has started. If it is cancelled, it stops in order; if it is
-        cancelled again, at once.
+        `ready` is called when it has started. The first cancellation stops it in order; a second
+        one stops it immediately.
         """
         self._thread_id = threading.get_ident()
         self._loop = asyncio.get_running_loop()
@@ -293,7 +293,7 @@ class Worker:
             self._side_workers.start()
 
     async def _shut_down_all(self) -> None:
-        """Shut down with the workers beside this one; a burst is over when theirs are."""
+        """Shut down with the workers that run along; a burst is over when theirs are."""
         side_workers = self._side_workers
         if side_workers is None:
             await self._shut_down()
@@ -323,7 +323,7 @@ class Worker:
         return server
 
     def _ask_store(self) -> str | None:
-        """What keeps the worker from its work, though its store answers; None: nothing."""
+        """What keeps the worker from its work though its store answers, or None."""
         self._engine.overview()
         return self._handlers.problem(self._engine)
 
@@ -368,8 +368,8 @@ class Worker:
 
     async def _to_the_end(self, stopping: Coroutine[Any, Any, None]) -> bool:
         """
-        Await a coroutine to its end. If the caller is cancelled meanwhile, the worker stops at
-        once; returns whether that happened.
+        Await a coroutine to its end. If the caller is cancelled meanwhile, the worker stops
+        immediately; returns whether that happened.
         """
         task = self._loop.create_task(stopping)
         is_cancelled = False
@@ -403,7 +403,7 @@ class Worker:
         if loop is None:
             self._stop_count += 1  # before it has started
         else:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # it has already ended
                 loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
@@ -758,7 +758,7 @@ class Worker:
 
     def _batch_of(self, deliveries: list[WorkerDelivery]) -> WorkerDelivery | None:
         """
-        A batch of deliveries. Those whose body cannot be decoded end by themselves; None: all did.
+        A batch of deliveries. Those whose body cannot be decoded end separately. None if all did.
         """
         parts: list[WorkerDelivery] = []
         messages: list[Any] = []

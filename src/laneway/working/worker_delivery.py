@@ -29,7 +29,7 @@ class Runner(Protocol):
         """Raise the error in the handler, which may clean up and end."""
 
     def stop(self, unit: WorkerDelivery, error: Exception) -> None:
-        """End the handler, by force where possible; the error says why."""
+        """End the handler, by force where possible; `error` is the reason."""
 
 
 class WorkerDelivery(msgspec.Struct, eq=False):
@@ -43,7 +43,7 @@ class WorkerDelivery(msgspec.Struct, eq=False):
     `over`: its outcome is decided; what its handler does from then on changes nothing.
     `request`: the `laneway.Request` of a task that runs.
     `runner`: what stops its handler; None while that does not run.
-    `timers`: its time limits; None: it has none.
+    `timers`: its time limits, or None if it has none.
     `prepared`: what its executor has read for it since it was leased.
 
     A batch is a WorkerDelivery with `parts`, its deliveries, and the `messages` that its handler

@@ -36,7 +36,7 @@ class Executor(Protocol):
     """
 
     def start(self, unit: WorkerDelivery) -> None:
-        """Run a unit as soon as possible; on the event loop, returns at once."""
+        """Run a unit as soon as possible; on the event loop, returns immediately."""
 
     async def close(self, seconds: float) -> None:
         """
@@ -45,7 +45,7 @@ class Executor(Protocol):
 
 
 MakeExecutor = Callable[["FullEngine", "Finished", "Dispatch", int], "TopicExecutor"]
-"""Creates an executor on the event loop, given how many units it runs at once."""
+"""Creates an executor on the event loop, given how many units it runs concurrently."""
 
 
 class TopicExecutor(Executor, Protocol):

@@ -38,7 +38,7 @@ def serve(pipe: Connection, address: str, setup: str | None, style: LogStyle) ->
     Import the module `setup`, then answer calls of the function at `address` until the worker
     closes the pipe.
 
-    The child sends None when it is ready (or a text that says why it cannot run), then for each
+    The child sends None when it is ready (or a text that explains why it cannot run), then for each
     call "began" and its answer.
     """
     _leave_signals_to_the_worker()
@@ -99,7 +99,7 @@ def _answer(function: Callable[..., Any], call: bytes) -> tuple[str, Any]:
 
 
 def _log_subject(args: tuple[Any, ...]) -> Any:
-    """What the handler's log lines are about; a task sets that by itself."""
+    """The subject of the handler's log lines; a task sets its own."""
     first = args[0] if args else None
     if isinstance(first, list) and first and isinstance(first[0], Message):
         return {"topic": first[0].topic, "messages": len(first)}
@@ -118,7 +118,7 @@ def _portable(error: BaseException) -> BaseException:
 def _signal_copy(error: BaseException) -> BaseException | None:
     """
     A Reject, Retry or DestinationUnavailable without what a user's subclass may have added, which
-    may not survive the pipe. None: it is none of these.
+    may not survive the pipe. None if it is another error.
     """
     kind, reason = type(error), text_attribute(error, "reason") or ""
     if issubclass(kind, Reject):

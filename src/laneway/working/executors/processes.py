@@ -43,7 +43,7 @@ MAX_TRIES = 3
 
 def fork_server_for(handlers: Iterable[Handler]) -> ForkServer | None:
     """
-    The process that children of the main module's handlers are copied from; None: not needed.
+    The process that children of the main module's handlers are copied from, or None if not needed.
 
     Call it before the worker starts its threads.
     """
@@ -94,7 +94,7 @@ class ProcessExecutor(ThreadExecutor):
         super().start(unit)
 
     def warn(self, unit: WorkerDelivery, error: Exception) -> None:
-        """Nothing: a child knows its soft time limit and raises the error by itself."""
+        """Does nothing: a child knows its soft time limit and raises the error itself."""
 
     def stop(self, unit: WorkerDelivery, error: Exception) -> None:
         """Kill the child that runs a unit; the thread notices the end of the pipe."""
@@ -203,7 +203,7 @@ class _Child:
     def wait_until_ready(self) -> None:
         """
         Wait until it takes units. Raises ChildDied if it cannot import its handler: a failure of
-        the message, since handlers beside it work; EOFError if this worker ended the child.
+        the message, since other handlers work; EOFError if this worker ended the child.
         """
         try:
             problem = (

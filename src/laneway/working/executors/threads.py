@@ -3,7 +3,7 @@ Runs plain functions in threads.
 
 Threads take units from one deque.
 A thread that takes one while more are waiting first wakes the next thread.
-So blocking handlers get a thread each, while for short ones the running thread has emptied the
+Blocking handlers get a thread each, while for short ones the running thread has emptied the
 deque before the other thread gets the interpreter.
 """
 
@@ -55,7 +55,7 @@ class ThreadExecutor:
         self.ready: deque[WorkerDelivery] = deque()
         self.priority = priority
         self.runner: Runner | None = None
-        """Stops units; None: the thread that runs the unit does."""
+        """Stops units, or None if the thread that runs the unit does."""
         self.states = STATES.get({})
         """What lifespans have made for this worker."""
         self._finished = finished
