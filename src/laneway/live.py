@@ -58,7 +58,7 @@ class Look(msgspec.Struct):
     slots: int
     """Handlers that could run in them."""
     unserved_pools: list[str]
-    """Pools of which something could run now, and which no worker serves."""
+    """Pools that have runnable messages now, and no worker."""
 
     @property
     def seconds(self) -> float:

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from laneway.store_figures import Figures, Walk
 
     Samples = Iterable[tuple[tuple[str, ...], float | None]]
-    """The labels' values, and the value; None: it is unknown, and there is no sample."""
+    """The labels' values, and the value, or None (no sample) if it is unknown."""
 
 RECENT_SECONDS = 600.0
 """How long ago the deliveries were whose waiting times are shown."""
 
 MOST_READ = 500
 """
-Topics with the largest backlogs of which delayed messages are told apart; what waits in others
-counts as ready.
+The number of topics with the largest backlogs whose delayed messages are counted separately; what
+waits in other topics counts as ready.
 """
 
 MAX_GATES = 100
@@ -67,7 +67,7 @@ class Reading(NamedTuple):
     workers: Mapping[str, int]
     gates: list[dict[str, Any]]
     sent: Counts | None
-    """What the senders of webhooks have counted; None: none ever did."""
+    """The counts of the senders of webhooks, or None if none ever counted."""
     open_breakers: int
 
 
@@ -158,7 +158,7 @@ def _of_sent(value_of: Callable[[Counts], float]) -> Callable[[Reading], Samples
 
 
 def _classes(times_of: Callable[[History], WaitingTimes]) -> Callable[[Reading], Samples]:
-    """How many messages waited at most so long."""
+    """How many messages waited at most this long, by class."""
 
     def samples(reading: Reading) -> Samples:
         times = times_of(reading.recent)
@@ -345,4 +345,4 @@ TABLE: tuple[tuple[str, str, str, tuple[str, ...], Callable[[Reading], Samples]]
         lambda reading: [] if reading.sent is None else [((), reading.open_breakers)],
     ),
 )
-"""Name (of a counter, without `_total`), type, meaning, labels beside the namespace, samples."""
+"""Name (a counter's without `_total`), type, meaning, labels besides the namespace, samples."""

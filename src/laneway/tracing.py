@@ -3,7 +3,7 @@ Traces for OpenTelemetry, from the publisher to the handler: `trace(app)`. Needs
 `pip install 'laneway[otel]'`.
 
 A message carries the publisher's span as W3C trace context in its headers. The handler's span is a
-child of it, also after retries and in another process.
+child of it, even after retries and in another process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def trace(app: Laneway, provider: TracerProvider | None = None) -> None:
 
     @app.around_publish
     def publishing(message: Message) -> Generator[Message, Receipt, None]:
-        # Not the current span: a stream has many open at once, and they end in another order.
+        # Not the current span: a stream has many open spans, and they end in another order.
         span = tracer.start_span(
             f"publish {kind_of(message)}",
             kind=otel.SpanKind.PRODUCER,

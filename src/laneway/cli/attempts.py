@@ -176,7 +176,7 @@ def replay(
 
 
 def _replay_ids(endpoint: Endpoint, message_ids: Sequence[str], *, as_json: bool) -> None:
-    """Replay messages, and say it also of those before one that is refused."""
+    """Replay messages, and report even those before one that is refused."""
     new: dict[str, str] = {}
     try:
         for old in message_ids:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 PAGE = 500
 
 COPIED = "copied"
-"""The record that `copy_rows` writes, so that two of them do not write at once."""
+"""The record that `copy_rows` writes, so that two of them do not write concurrently."""
 
 
 def copy_records(old: Records, new: Records, kind: RecordKind) -> int:
-    """Copy the records of a kind, without those that are there. Returns how many there are."""
+    """Copy the records of a kind, except existing ones. Returns the number of records."""
     count, after = 0, ""
     while page := old.records(kind, after=after):
         new.record_swap_many(kind, [(name, None, record) for name, record in page])
@@ -28,7 +28,7 @@ def copy_records(old: Records, new: Records, kind: RecordKind) -> int:
 
 def copy_rows(old: FullEngine, new: FullEngine) -> int:
     """
-    Copy the rows of which the other store has none for the same time or a later one. Can be
+    Copy the rows for which the other store has none of the same time or a later one. Can be
     repeated. Returns how many were copied.
     """
     count = 0

@@ -94,7 +94,7 @@ def _is_topic(name: str) -> bool:
 
 
 def _topic(session: Session, name: str) -> TopicExplanation | None:
-    """The explanation of the topic with this name; None: nothing is known of it."""
+    """The explanation of the topic with this name, or None if the topic is unknown."""
     if not _is_topic(name):
         return None
     found = session.app().explain_topic(name)

@@ -159,7 +159,7 @@ def _print_rows(found: History) -> None:
 
 
 def combined(rows: Sequence[HistoryRow], most: int) -> list[HistoryRow]:
-    """The rows, neighbors added up so that there are at most so many."""
+    """The rows, neighbors added up so that at most `most` remain."""
     size = -(-len(rows) // most) or 1
     found = []
     for first in range(0, len(rows), size):

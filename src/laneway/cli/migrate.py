@@ -85,7 +85,7 @@ def migrate(
 def are_same(old: FullEngine, new: FullEngine) -> bool:
     """
     Whether two engines keep the same namespace. URLs do not tell: a file may have several paths,
-    and a server several names. So a record is written by one and read by the other.
+    and a server several names. A record is written by one and read by the other.
     """
     name = f"migrating-{secrets.token_hex(8)}"
     record = b'"for a moment"'

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from laneway.producing.spool_file import SpoolStatus
 
 SHOW_SECONDS = 1.0
-"""How often `drain` says how many messages wait, in seconds."""
+"""How often `drain` shows how many messages wait, in seconds."""
 
 
 @click.group()
@@ -101,7 +101,7 @@ def _pause(deadline: float | None) -> float:
 
 
 def read(path: str) -> SpoolStatus:
-    """What the spool in a file holds. Raises UsageError if there is none."""
+    """The content of the spool in a file. Raises UsageError if the file does not exist."""
     from laneway.producing.spool_file import SpoolFile, forwarding_process
 
     file = SpoolFile(path, syncs=False, create=False)

@@ -161,7 +161,7 @@ def add(
 
 
 def _where(texts: tuple[str, ...]) -> Where | None:
-    """The values by header; None: every message is taken."""
+    """The values by header, or None if every message is taken."""
     values: dict[str, list[str]] = {}
     for text in texts:
         header, separator, value = text.partition("=")

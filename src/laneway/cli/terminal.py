@@ -46,7 +46,7 @@ def characters(keys: bytes) -> bytes:
 class Terminal:
     """
     Reads standard input key by key inside the `with` block. The terminal's settings are restored
-    however the block ends, also by SIGTERM.
+    however the block ends, even by SIGTERM.
 
     If standard input is not a terminal, `wait` only waits.
     """
@@ -90,7 +90,7 @@ class Terminal:
         os.close(self._signal_write)
 
     def wait(self, seconds: float) -> Event:
-        """Wait for the next event, at most so many seconds."""
+        """Wait for the next event, at most `seconds`."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             watched = [self._signal_read] if self._keys is None else [self._signal_read, self._keys]

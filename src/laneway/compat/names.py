@@ -44,7 +44,7 @@ class Finder:
     those that Laneway does not have.
 
     `hints`: what to write instead, by module of the original, and by name, with `()` behind
-    that of a function; None: `otherwise`.
+    that of a function; None for `otherwise`.
     """
 
     def __init__(self, package: str, hints: Mapping[str, str | None], otherwise: str) -> None:

@@ -61,8 +61,8 @@ def dashboard(
     """
     The dashboard, and the HTTP API, as an ASGI application to be mounted.
 
-    `caller_of`: says for the ASGI scope of a request who sends it, and what they may do:
-    `Caller("ann", READ)`, `CHANGE` or `EVERYTHING`; None: the request is forbidden. Middlewares of
-    the web application have run before, so `scope["session"]` or `scope["user"]` are there.
+    `caller_of`: returns for a request's ASGI scope who sends it, and what they may do:
+    `Caller("ann", READ)`, `CHANGE` or `EVERYTHING`, or None to forbid the request. The web
+    application's middleware has already run, so `scope["session"]` or `scope["user"]` are set.
     """
     return HostedGateway(app, caller_of)

@@ -34,8 +34,8 @@ class HostedGateway(Gateway):
     """
     A gateway with the dashboard, to be mounted in another ASGI application.
 
-    `caller_of`: says for the ASGI scope of a request who sends it and what they may do; None: the
-    request is forbidden.
+    `caller_of`: returns for a request's ASGI scope who sends it and what they may do, or None to
+    forbid the request.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ def _batches(
     fingerprint: str | None,
     size: int,
 ) -> Iterator[Batch | None]:
-    """The parts of the work, without an end unless ids are named. None: no more in this page."""
+    """The parts of the work, without an end unless ids are named. Yields None at a page's end."""
     if fingerprint is not None:
         after, until_us = 0, engine.time_us(topic)
         wanted = None if ids is None else set(ids)
@@ -89,7 +89,7 @@ def redrive(
     rate: float | str | None,
     pause: Pause,
 ) -> Iterator[int]:
-    """As `drop`: put them back, all at once or at a rate."""
+    """As `drop`: put them back, all immediately or at a rate."""
     spacing, began, done = spacing_us(rate), time.monotonic(), 0
     size = PAGE
     if spacing:

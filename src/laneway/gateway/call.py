@@ -25,7 +25,7 @@ class Call(msgspec.Struct, frozen=True):
     """
     A request with its caller.
 
-    `parameters`: of the path. `query`, `body`: decoded as the route says.
+    `parameters`: the path's. `query`, `body`: decoded as the route declares.
     """
 
     services: Services

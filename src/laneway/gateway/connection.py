@@ -1,9 +1,9 @@
 """
 One connection of a client, with limits: a protocol on the parser `httptools`.
 
-A client that is too slow does not keep a connection, nor one whose head is too large. Of requests
-that are sent without waiting for answers, few are taken in at once; the others wait as bytes. So
-none of these grows without bound: the number of connections, the size of a head or trailer, the
+A client that is too slow does not keep a connection, nor one whose head is too large. If requests
+are sent without waiting for answers, few are decoded ahead; the others wait as bytes.
+None of these grows without bound: the number of connections, the size of a head or trailer, the
 time until a head is complete, the requests that wait for an answer, and the time for which a client
 does not read.
 """
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.gateway.connection")
 
 PIECE = 4096
-"""Bytes that are parsed at once: a bound of the requests that one piece holds."""
+"""Bytes that are parsed in one step: a bound of the requests that one piece holds."""
 
 MAX_HELD = 64 << 10
-"""Bytes behind requests without an answer from which on no more is read."""
+"""Once this many bytes wait behind unanswered requests, no more is read."""
 
 FAREWELL_SECONDS = 1.0
 """How long clients may take to close TLS when the server stops."""
@@ -53,7 +53,7 @@ VERSIONS = ("1.1", "1.0")
 """Of HTTP. The parser accepts others, such as a request of HTTP/0.9, which has no headers."""
 
 HEADER_LINE = len(b": \r\n")
-"""What a header has beside its name and value."""
+"""The length of a header without its name and value."""
 
 _NOT_HTTP = refusal("bad-request", "the request is not HTTP/1.1")
 _NO_HOST = refusal("bad-request", "expected one Host header")
@@ -129,8 +129,8 @@ class Served:
 
     async def stop(self, seconds: float) -> None:
         """
-        End the connections after the answers to what has arrived. After so long, or when it is
-        cancelled, requests without an answer are cancelled.
+        End the connections after the answers to what has arrived. After `seconds`, or when it
+        is cancelled, requests without an answer are cancelled.
         """
         self.handshakes.end()
         for connection in list(self.connections):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.gateway.connection")
 
 MAX_UNREAD = 64 << 10
-"""Bytes of a body that nobody has read from which on no more is received."""
+"""Once this many bytes of a body are unread, no more is received."""
 
 STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode())
@@ -188,7 +188,7 @@ class Exchange:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether `receive` returns at once."""
+        """Whether `receive` returns immediately."""
         is_over = self._is_lost or self.is_done
         return is_over or bool(self._body) or not (self.has_more or self._is_read)
 

@@ -22,11 +22,11 @@ gateway = Gateway(app, extensions=[Hello()])       # `app.asgi(extensions=[Hello
 
 A handler gets a `Call`:
 
-- `call.query`: the parameters of the URL, decoded as the `query` struct says (numbers and booleans
+- `call.query`: the parameters of the URL, decoded by the `query` struct (numbers and booleans
   too); `call.parameters`: those of the path, `"/hello/{name}"`; `call.topic`: a checked one.
 - `call.body`: the fields of the `form` struct. A field that is a list gets all values of its name.
-- `call.caller`: who asks. `check_scope`, `covers`, `narrowed` say what they may see. The gateway
-  has checked the route's scope. With the scope None it checks nobody: then `caller` says nothing.
+- `call.caller`: who asks. `check_scope`, `covers`, `narrowed` show what they may see. The gateway
+  has checked the route's scope. With the scope None it checks nobody: then `caller` is meaningless.
 - `call.engine`, `call.services.runtime`: the store and the application.
 - `call.request.url("/hello")`: a link, with the prefix under which the gateway is mounted.
 
@@ -76,14 +76,14 @@ class Extension:
     """The routes, of `page` and `StaticFiles`."""
 
     def problem(self, request: Request, body: ProblemBody) -> Response | None:
-        """The page of a problem; None: another one shows it."""
+        """The page of a problem, or None if another extension shows it."""
         del request, body
         return None
 
     def login(self, request: Request, following: str, problem: str) -> Response | None:
         """
-        The page with the form of a login, which posts `token` and `next` to `/login`; None: another
-        one shows it.
+        The page with the form of a login, which posts `token` and `next` to `/login`, or None if
+        another extension shows it.
 
         Arguments: `following`: the value of `next`. `problem`: why the last login failed, or "".
         """

@@ -66,7 +66,7 @@ class Gateway:
     packages add, such as pages. `cors_origins`: of pages of other sites that may send requests
     with a token, such as `https://shop.example`. `embed_origins`: of sites that may show pages (not
     the login) in a frame. `local_login`: a client without a token needs a session that one of its
-    codes began; None: it needs none as long as the namespace has no token.
+    codes began, or None if it needs none as long as the namespace has no token.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Gateway:
         return answer
 
     async def _run_blocking(self, route: Route, call: Call) -> Response:
-        """Run a handler in a thread. A read has a limited time; its thread goes on to its end."""
+        """Run a handler in a thread. A read has a limited time; its thread continues to its end."""
         work = self.services.run(run_blocking, route, call)
         if route.is_change:
             return await work
@@ -217,7 +217,7 @@ class Gateway:
             ) from error
 
     def known_caller(self, request: Request, route: Route) -> Caller | None:
-        """Who sent the request; None: that has to be read. Raises Problem."""
+        """Who sent the request, or None if that has to be read. Raises Problem."""
         if self.is_open:
             return access.EVERYTHING
         services = self.services
@@ -374,7 +374,7 @@ async def _form(request: Request, kind: type[msgspec.Struct], caller: Caller) ->
 
 
 class _LogLimit:
-    """Says whether a line is logged, and how many were not since the last one."""
+    """Decides whether a line is logged, and counts the lines that were not since the last one."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -382,7 +382,7 @@ class _LogLimit:
         self._left_out = 0
 
     def take(self) -> int | None:
-        """How many lines were left out before this one; None: this one is left out, too."""
+        """How many lines were left out before this one, or None if this one is left out too."""
         now = time.monotonic()
         if now - self._began >= LOG_SECONDS:
             self._began, self._lines = now, 0

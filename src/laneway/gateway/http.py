@@ -28,7 +28,7 @@ Headers = list[tuple[bytes, bytes]]
 T = TypeVar("T")
 
 MAX_BODY = 16 << 20
-"""Most bytes of a request's body; a stream of lines has no end, and each line at most so many."""
+"""Maximum bytes of a request's body, or of each line of a stream of lines, which has no end."""
 
 MAX_HEAD = 32 << 10
 """Most bytes of a request's line and headers."""
@@ -90,13 +90,13 @@ EXCHANGE = "laneway.exchange"
 
 class Exchange(Protocol):
     """
-    One request of a server that bounds heads to `MAX_HEAD` and sees at once that a client goes.
+    One request of a server that bounds heads to `MAX_HEAD` and immediately sees a disconnect.
     Other servers have ASGI's events only.
     """
 
     @property
     def has_arrived(self) -> bool:
-        """Whether the next event is there."""
+        """Whether the next event has arrived."""
 
     @property
     def is_lost(self) -> bool:
@@ -239,7 +239,7 @@ class Request:
 
     @property
     def bearer_token(self) -> str | None:
-        """The token of the header `Authorization`; None: there is none."""
+        """The token of the header `Authorization`, or None if it has none."""
         value = self.header_bytes.get(b"authorization")
         if value is None:
             return None
@@ -263,7 +263,7 @@ class Request:
     @property
     def content_type(self) -> str:
         """
-        The media type of the body, without parameters; "" if there is none. That of MessagePack is
+        The media type of the body, without parameters; "" without one. That of MessagePack is
         JSON, because `body` makes JSON of it.
         """
         found = self._sent_type()

@@ -1,9 +1,9 @@
 """
 Operations: changes of many messages that take longer than a request, with progress and an end.
 
-An operation runs in a thread of the gateway that began it. Its record in the store says how far it
-is, so each gateway of the namespace shows it and stops it. It ends with its gateway; then it is
-`lost`, and what it has done stays.
+An operation runs in a thread of the gateway that began it. Its record in the store has its
+progress: each gateway of the namespace shows it and can stop it. It ends with its gateway; then
+it is `lost`, and what it has done stays.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KEPT = 100
 """Most operations whose records are kept; the oldest ones that have ended go first."""
 
 LOST_US = 30 * units.SECOND
-"""An operation that wrote nothing for so long has ended with its gateway."""
+"""An operation that wrote nothing for this time has ended with its gateway."""
 
 BEAT_SECONDS = 1.0
 """How often an operation writes its record at least, while it pauses."""
@@ -64,8 +64,8 @@ class Operation(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
     An operation's record. Times are microseconds since 1970.
 
-    `token`: the id of the token that began it. `topic`: None: all.
-    `total`: how many messages there were for it at its beginning; None: it was
+    `token`: the id of the token that began it. `topic`: None for all.
+    `total`: how many messages it had at its beginning, or None if they were
     not counted. `done`: how many it has changed; a check of the doctor: how many parts of the store
     it has looked at. `checks`: what it found.
     """
@@ -126,7 +126,7 @@ def newest(engine: Records) -> list[tuple[str, Operation]]:
 
 
 def stop(engine: Records, operation_id: str) -> Operation | None:
-    """Tell an operation to stop; it does after its present step. None: there is none."""
+    """Tell an operation to stop; it does after its present step. None if it does not exist."""
 
     def change(operation: Operation) -> None:
         if _shown(operation).state == "running":
@@ -267,7 +267,7 @@ class Operations:
 
 
 class _Beat:
-    """Pauses of a step that goes on: they show that the operation lives, and see a stop."""
+    """Pauses of a long step: they show that the operation lives, and notice a stop."""
 
     def __init__(self, engine: FullEngine, operation_id: str, ends: threading.Event) -> None:
         self._engine, self._id, self._ends = engine, operation_id, ends

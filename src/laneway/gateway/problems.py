@@ -155,7 +155,7 @@ _MEANT = re.compile(r'; (did you mean "\w{1,80}"\?)$')
 _AT = re.compile(r" - at `\$(.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 TRUNCATED = "Input data was truncated"
-"""What the decoder also says of half of a surrogate pair that few bytes follow."""
+"""The decoder's message, even for half of a surrogate pair that few bytes follow."""
 
 TAIL = 40
 _HALF = re.compile(r"JSON is malformed: .* utf-16 surrogate pair \(byte (\d+)\)")

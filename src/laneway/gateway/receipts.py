@@ -36,7 +36,7 @@ def write(key: bytes, handle: int, fence: int) -> str:
 
 
 def read(key: bytes, receipt: str) -> tuple[int, int] | None:
-    """The handle and fence of a receipt; None: it is not one of this token's."""
+    """The handle and fence of a receipt, or None if it is not one of this token's."""
     try:
         signed = binascii.a2b_base64(receipt.replace("-", "+").replace("_", "/") + "==")
     except ValueError:  # also what is not ASCII

@@ -1,4 +1,4 @@
-"""Routes: one declaration of each, from which dispatch, access, OpenAPI and pages are derived."""
+"""Routes: one declaration each, the source of dispatch, access checks, OpenAPI and pages."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Route:
     One method of one path.
 
     - `path`: segments in braces are parameters: `/v1/topics/{topic}`.
-    - `scope`: what the caller needs; None: no token, for probes and descriptions.
-    - `is_whole`: it is about the whole namespace, so not for callers of some topics.
+    - `scope`: what the caller needs, or None for no token, as for probes and descriptions.
+    - `is_whole`: it concerns the whole namespace, so it is closed to callers of some topics.
     - `own_scopes`: with one of these, the caller sees what it began itself; the handler checks it.
     - `handler`: gets a `Call`; a coroutine function that returns a `Response` or `Stream`; or a
       plain function that returns an answer, and runs in a thread. Its docstring describes the
@@ -110,7 +110,7 @@ class Route:
             self.no_query: msgspec.Struct | None = query()
         except TypeError:
             self.no_query = None
-        """The query of a URL without parameters; None: it needs some."""
+        """The query of a URL without parameters, or None if it needs some."""
 
     def check(self, caller: Caller) -> None:
         """Raise Problem if the caller may not use it."""
@@ -150,7 +150,7 @@ class _Node:
 
 
 MOST_PATHS, LONGEST_PATH = 1000, 200
-"""How many paths are remembered with their routes, and the most characters of one."""
+"""The maximum number of paths that are cached with their routes, and of characters of one."""
 
 
 class Router:
@@ -203,7 +203,7 @@ class Router:
         return route, dict(zip(route.parameters, values, strict=True))
 
     def _walk_straight(self, segments: list[str], values: list[str]) -> _Node | None:
-        """What `_walk` finds where it never has to turn back; None: `_walk` has to look."""
+        """What `_walk` finds where it never has to turn back, or None if `_walk` has to look."""
         node = self._root
         for segment in segments:
             following = node.named.get(segment)

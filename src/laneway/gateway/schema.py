@@ -351,7 +351,7 @@ class ExplainAnswer(msgspec.Struct, kw_only=True):
 
 
 class ReasonAnswer(msgspec.Struct):
-    """A reason why a topic stands still: its kind, a sentence, and what to do ("": only wait)."""
+    """A reason why a topic is blocked: its kind, a sentence, and what to do ("": only wait)."""
 
     cause: str
     text: str
@@ -521,7 +521,7 @@ class TierAnswer(msgspec.Struct):
 
 
 class TierSettingAnswer(msgspec.Struct):
-    """A tier's settings: `layer` says who set them."""
+    """A tier's settings: `layer` names who set them."""
 
     name: str
     share: float | str
@@ -581,7 +581,7 @@ class DeadGroupAnswer(msgspec.Struct, kw_only=True):
 
 
 class DeadGroupsAnswer(msgspec.Struct):
-    """Dead letters by what failed, the most frequent first."""
+    """Dead letters by what failed, in descending order of frequency."""
 
     groups: list[DeadGroupAnswer]
     scanned: int

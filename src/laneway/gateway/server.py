@@ -51,7 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     How the server listens.
 
     - `host`, `port`: the address; port 0: any free one.
-    - `certificate`, `key`: paths of PEM files; None: plain HTTP.
+    - `certificate`, `key`: paths of PEM files, or None for plain HTTP.
     - `max_connections`: further ones are refused with 503.
     - `trusted_proxies`: addresses whose `X-Forwarded-…` headers are believed.
     - `stop_seconds`: how long requests may continue after the server was told to stop.
@@ -129,7 +129,7 @@ def _tls(options: Options) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(options.certificate, options.key)
-    except OSError as error:  # also of TLS
+    except OSError as error:  # including TLS errors
         files = f"--tls-certificate {options.certificate}"
         files += f" with --tls-key {options.key}" if options.key else ""
         reason = error.strerror or error

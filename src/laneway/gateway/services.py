@@ -123,7 +123,7 @@ class Services:
 
     async def ask_store(self) -> None:
         """
-        Read the store's clock, in a thread of its own: it answers also if all others are busy.
+        Read the store's clock, in a thread of its own: it answers even if all others are busy.
         """
         loop, question = asyncio.get_running_loop(), self._question
         if question is None or question.done() or question.get_loop() is not loop:

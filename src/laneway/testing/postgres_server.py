@@ -29,7 +29,7 @@ SECONDS = 60.0
 
 
 def programs() -> Path:
-    """The folder with `initdb` and `postgres`. Raises NoServer if there is none."""
+    """The folder with `initdb` and `postgres`. Raises NoServer if none is found."""
     named = os.environ.get("LANEWAY_POSTGRES_BIN")
     if named:
         return Path(named)

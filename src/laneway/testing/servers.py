@@ -57,7 +57,7 @@ class NoServer(RuntimeError):
 
 
 def binary() -> str:
-    """The path of the server program. Raises NoServer if there is none."""
+    """The path of the server program. Raises NoServer if none is found."""
     named = os.environ.get("LANEWAY_SERVER_BINARY")
     if named:
         return named

@@ -97,7 +97,7 @@ def eager(app: Laneway) -> Iterator[None]:
 
 
 class World:
-    """The clock of `virtual`, and a worker that runs when the test says so."""
+    """The clock of `virtual`, and a worker that runs when the test calls it."""
 
     def __init__(self, app: Laneway, engine: FullEngine, clock: _Clock) -> None:
         self._app = app
@@ -356,7 +356,7 @@ class _NothingLater:
 class _Worker(Worker):
     """A worker that exits when nothing can be handled now, and records errors of handlers."""
 
-    _takes_samples = False  # time stands still while it runs
+    _takes_samples = False  # time does not advance while it runs
     _has_side_workers = False  # terms need a clock that runs; `run(pool=…)` serves them
 
     def __init__(self, engine: FullEngine, handlers: Any, options: Options) -> None:

@@ -57,7 +57,7 @@ class Keyboard:
         os.close(self._wake_write)
 
     def wait(self, seconds: float) -> str:
-        """The keys that were pressed; empty after so many seconds, a signal or `wake`."""
+        """The keys that were pressed; empty after `seconds`, a signal or `wake`."""
         watched = [self._wake_read] if self._keys is None else [self._wake_read, self._keys]
         ready, _, _ = select.select(watched, [], [], seconds)
         if self._wake_read in ready:

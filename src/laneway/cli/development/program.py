@@ -2,7 +2,7 @@
 Runs the program of `laneway dev` in a process, and replaces the process when a source file changes.
 
     importing ──> loaded ──> current ──> retiring ──> ended
-        └──> failed: the current one goes on
+        └──> failed: the current one continues
 
 A new process imports the program while the current one works. Once it has, the current one leases
 nothing more and gets `GRACE_SECONDS` for its running handlers. The new one begins as soon as the

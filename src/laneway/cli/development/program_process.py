@@ -176,7 +176,7 @@ def _found(app: Laneway, code_url: str | None, began: float) -> Found:
 
 
 def _wait_until_needed(pipe: Connection) -> str | None:
-    """Wait until the worker may begin; the URL of the pages. None: it is not needed any more."""
+    """Wait until the worker may begin. Returns the pages' URL, or None if no longer needed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         request, _, pages = pipe.recv().partition(" ")

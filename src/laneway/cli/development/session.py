@@ -41,7 +41,7 @@ BANNER_SECONDS = 5.0
 """How long the last line of the banner waits for the program."""
 
 END_LOOK_SECONDS, KILL_SECONDS = 0.02, 0.7
-"""How often the end is looked for, and how long it may take when everything stops at once."""
+"""How often the end is checked, and how long it may take when everything stops immediately."""
 
 END_SECONDS = 1.9
 """How long the end may take; then everything is killed."""

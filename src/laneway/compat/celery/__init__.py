@@ -10,7 +10,7 @@ Celery's API on Laneway: a simple Celery program runs after its import is change
         return x + y
 
 Start a worker with `laneway worker tasks:app`. docs/from-celery.md lists what is supported, name by
-name. Using a name that is not supported raises an error that says so.
+name. Using a name that is not supported raises an error that names it.
 """
 
 from __future__ import annotations

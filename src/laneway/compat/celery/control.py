@@ -19,7 +19,7 @@ class Control:
         self._app = app
 
     def revoke(self, task_id: str | Sequence[str], terminate: bool = False, **_: object) -> None:
-        """Cancel tasks. A running one is always stopped, whatever `terminate` says."""
+        """Cancel tasks. A running one is always stopped, regardless of `terminate`."""
         del terminate
         for each in [task_id] if isinstance(task_id, str) else task_id:
             self._app.laneway.job(each).cancel()

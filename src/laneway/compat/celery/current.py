@@ -26,7 +26,7 @@ shared: list[Callable[[Celery], Any]] = []
 
 
 def application() -> Celery:
-    """The application that was created last. Raises AbsentError if there is none."""
+    """The application that was created last. Raises AbsentError if none exists."""
     if not applications:
         raise AbsentError("there is no Celery application yet; create one first: app = Celery(…)")
     return applications[-1]

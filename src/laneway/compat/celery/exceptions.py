@@ -38,7 +38,7 @@ class Ignore(HandlerSignal):
 
 
 class Reject(_Reject):
-    """Raised in a task: it fails without a retry, or with `requeue=True` is retried at once."""
+    """Raised in a task: it fails without a retry, or with `requeue=True` is retried immediately."""
 
     def __init__(self, reason: object = "rejected", requeue: bool = False) -> None:
         super().__init__(str(reason))

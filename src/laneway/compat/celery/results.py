@@ -46,7 +46,7 @@ class AsyncResult:
     @property
     def state(self) -> str:
         """
-        PENDING (also for an unknown id), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or the state
+        PENDING (even for an unknown id), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or the state
         set by `update_state`.
         """
         return _state_name(self.job.state())
@@ -138,7 +138,7 @@ class AsyncResult:
         return self
 
     def revoke(self, terminate: bool = False, **_: object) -> None:
-        """Cancel it. A running task is always stopped, whatever `terminate` says."""
+        """Cancel it. A running task is always stopped, regardless of `terminate`."""
         del terminate
         self.cancel()
 

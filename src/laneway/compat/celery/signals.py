@@ -139,7 +139,7 @@ class _NeverSent(Signal):
     """A signal that Laneway does not send."""
 
     def connect(self, receiver: Any = None, **_: Any) -> Any:
-        """Raises UsageError, which says what to connect instead."""
+        """Raises UsageError, which names what to connect instead."""
         del receiver
         raise UsageError(f"signal {self.name}: Laneway does not send it; {self.__doc__}")
 

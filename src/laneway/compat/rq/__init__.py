@@ -91,7 +91,7 @@ class Retry:
     """
     How often a job is retried, and the `interval` before each retry in seconds.
 
-    Of a list of intervals, the last one is used for all further retries.
+    The last one in a list of intervals is used for all further retries.
     """
 
     def __init__(self, max: int, interval: int | list[int] = 0) -> None:  # noqa: A002  # RQ's name
@@ -181,7 +181,7 @@ class Job:
 
     def get_status(self, refresh: bool = True) -> str | None:
         """
-        queued, started, deferred, scheduled, finished, failed or canceled; None: unknown.
+        queued, started, deferred, scheduled, finished, failed or canceled, or None if unknown.
         """
         del refresh
         status = self.job.status
@@ -207,7 +207,7 @@ class Job:
 
     def latest_result(self, timeout: float = 0) -> Result | None:
         """
-        Wait up to `timeout` seconds for the result; None: there is none, or it has expired.
+        Wait up to `timeout` seconds for the result. None if it has none, or it has expired.
         """
         self.job.wait(timeout)
         return next(iter(self.results()), None)
@@ -527,7 +527,7 @@ class Queue:
             self.queue.empty()
 
     def fetch_job(self, job_id: str) -> Job | None:
-        """One of its jobs; None: unknown."""
+        """One of its jobs, or None if unknown."""
         job = self.queue.fetch_job(job_id)
         return Job(job) if job is not None else None
 
@@ -710,7 +710,7 @@ class Worker:
 
         Returns whether any job ran. Logs each job, as in RQ, unless the program has set up logging.
         `with_scheduler` is ignored: every worker finds due jobs.
-        `concurrency`: jobs at once (RQ runs one).
+        `concurrency`: concurrent jobs (RQ runs one).
         """
         del with_scheduler
         usual = [("dequeue_strategy", "default"), *((name, None) for name in unknown)]

@@ -98,7 +98,7 @@ class DeadLetterAdmin(_Outside):
         return TemplateResponse(request, "admin/laneway/dead_letter.html", context)
 
     def act(self, request: Any) -> Any:
-        """Redrive or delete the chosen letters."""
+        """Redrive or delete the chosen dead letters."""
         action = request.POST.get("action")
         allowed = {"redrive": self.has_change_permission, "delete": self.has_delete_permission}
         if action not in allowed or not allowed[action](request):

@@ -31,8 +31,8 @@ class DjangoTask(Task[P, R]):
 
     def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """
-        Publish a call after the current transaction of the default database commits; immediately
-        if there is none. Raises BadMessage if the arguments do not fit, already here.
+        Publish a call after the current transaction of the default database commits, or immediately
+        without one. Raises BadMessage immediately if the arguments do not fit.
 
         If the process is killed between commit and publish, the call is lost;
         `delay_in_transaction` does not lose it.

@@ -54,7 +54,7 @@ READY, RUNNING, FAILED, SUCCESSFUL = (
 PREFIX = "django."
 OPTIONS = frozenset({"OUTBOX", "RESULT_TTL"})
 WAITING = frozenset({"pending", "delayed", "deferred", "retry", "started"})
-"""States of a job before it runs: one that has started says that it is running."""
+"""States of a job before it runs: one that has started reports that it is running."""
 
 TIMES = ("enqueued_at", "started_at", "last_attempted_at", "finished_at")
 
@@ -68,7 +68,7 @@ class LanewayBackend(Backend):
     Runs tasks in Laneway's workers.
 
     `OPTIONS`: with `"OUTBOX": True` a task is enqueued in the transaction of the database with the
-    outbox. `"RESULT_TTL"` says how long results are kept (default: `"1d"`).
+    outbox. `"RESULT_TTL"`: how long results are kept (default: `"1d"`).
     """
 
     supports_defer = True

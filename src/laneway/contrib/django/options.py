@@ -14,7 +14,7 @@ from django.utils.connection import ConnectionDoesNotExist
 from laneway import Laneway, config
 
 ARGUMENTS = frozenset({"url", *config.options_of(Laneway.__init__)})
-"""Keys that are arguments of `Laneway`, in small letters."""
+"""Keys that are arguments of `Laneway`, in lower case."""
 
 OWN = frozenset({"OUTBOX", "POLICIES", "MODULES"})
 """Keys that this package reads."""
@@ -64,7 +64,7 @@ def outbox_connection(using: str | None = None) -> Any:
 def database_url(alias: str) -> str:
     """
     The URL of one of Django's databases, as Laneway's outbox needs it. Raises ImproperlyConfigured
-    if there is none, or if it is neither PostgreSQL nor a file of SQLite.
+    if it does not exist or is neither PostgreSQL nor an SQLite file.
     """
     try:
         connection = connections[alias]

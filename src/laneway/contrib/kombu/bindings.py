@@ -39,7 +39,7 @@ class Bindings:
         """
         Subscribe a queue to an exchange.
 
-        `keys`: the routing keys of its bindings to a topic exchange; None: it is a fanout exchange.
+        `keys`: the routing keys of its bindings to a topic exchange, or None for a fanout exchange.
         """
         self._app.subscribe(
             names.exchange(exchange),
@@ -66,8 +66,8 @@ class Bindings:
 
 def where_of(keys: Iterable[str]) -> Where | None:
     """
-    The headers of the messages that bindings with these routing keys get; None: all. It may match
-    more than they do: `matches` decides.
+    The headers of the messages that bindings with these routing keys get, or None for all. It may
+    match more than they do: `matches` decides.
     """
     values: set[str] = set()
     for key in keys:

@@ -246,7 +246,7 @@ class Channel(virtual.Channel):
         ]
 
     def _ttl(self, queue: str) -> int | None:
-        """How many milliseconds a message may wait in a queue, as its declaration says."""
+        """How many milliseconds a message may wait in a queue, from its declaration."""
         arguments = self.state.queues.get(queue, {}).get("arguments") or {}
         ttl: int | None = arguments.get("x-message-ttl")
         return ttl
@@ -335,7 +335,7 @@ class Channel(virtual.Channel):
         self._qos.refuse(delivery.fence, reason)
 
     def _message(self, delivery: Delivery, queue: str, *, no_ack: bool) -> Any:
-        """The message of a delivery, held until it is settled; None: it is not for the queue."""
+        """The message of a delivery, held until it is settled, or None if not for the queue."""
         try:
             payload = messages.payload_of(delivery)
         except BadMessage as error:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 class Inbox(Generic[T]):
     """
-    A queue between threads, of which an event loop may watch a file: it is readable while the
+    A queue between threads. An event loop may watch its file, which is readable while the
     inbox is not empty. Urgent entries go first.
     """
 
@@ -40,7 +40,7 @@ class Inbox(Generic[T]):
             self._changed.notify()
 
     def take(self, timeout: float | None = 0.0) -> T | None:
-        """Remove the first entry; wait for it at most `timeout` seconds. None: there is none."""
+        """Remove the first entry; wait for it at most `timeout` seconds. None if none came."""
         with self._changed:
             if self._is_empty and not self._changed.wait_for(lambda: not self._is_empty, timeout):
                 return None

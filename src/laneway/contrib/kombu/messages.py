@@ -77,7 +77,7 @@ def options_of(message: dict[str, Any], queue_ttl: int | None) -> PublishOptions
     """
     The options with which a message is published: its priority, its time, and how long it may wait.
 
-    `queue_ttl`: milliseconds that a message may wait in the queue; None: any time.
+    `queue_ttl`: milliseconds that a message may wait in the queue, or None for no limit.
     """
     options: PublishOptions = {}
     properties = message["properties"]

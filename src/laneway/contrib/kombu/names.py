@@ -46,7 +46,7 @@ def queue(name: str) -> str:
 
 
 def pattern(name: str) -> str | None:
-    """The pattern that the name of a consumed queue is, like `push.*`; None: it is a queue."""
+    """The pattern that a consumed queue's name is, like `push.*`, or None if it is a queue."""
     return name if name == "*" or (name.endswith(".*") and "*" not in name[:-1]) else None
 
 

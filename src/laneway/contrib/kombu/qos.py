@@ -59,7 +59,7 @@ class QoS:
         return not self._prefetch_count or len(self._held) < self._prefetch_count
 
     def can_consume_max_estimate(self) -> int | None:
-        """How many more messages may be delivered; None: any number."""
+        """How many more messages may be delivered, or None for any number."""
         return max(0, self._prefetch_count - len(self._held)) if self._prefetch_count else None
 
     def append(self, delivery: Delivery) -> None:

@@ -124,7 +124,7 @@ class Backend(KeyValueStoreBackend):
         return self._values.add(name_of(key), ttl=self.chord_expires or FOREVER_SECONDS)
 
     def expire(self, key: bytes | str, value: float | None) -> None:
-        """Keep a value for so many seconds from now on; 0 or None: forever."""
+        """Keep a value for `value` seconds from now on, or forever (0 or None)."""
         stored = self.get(key)
         if stored is not None:
             self._values.swap(name_of(key), stored, stored, ttl=value or FOREVER_SECONDS)
@@ -260,7 +260,7 @@ class Backend(KeyValueStoreBackend):
         """
         Yield results as they are stored. Raises Celery's TimeoutError.
 
-        It is notified of results, so `interval` only says how often `on_interval` is called.
+        It is notified of results, so `interval` only sets how often `on_interval` is called.
         """
         del no_ack
         deadline = None if timeout is None else time.monotonic() + timeout

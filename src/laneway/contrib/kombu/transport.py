@@ -92,7 +92,7 @@ class Transport(virtual.Transport):
 
     def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
         """
-        Call the consumers of the messages that are there, and wait for the first one. Raises
+        Call the consumers of the messages that have arrived; wait for the first one. Raises
         TimeoutError if none comes within `timeout`.
         """
         del connection

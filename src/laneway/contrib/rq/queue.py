@@ -87,7 +87,7 @@ CLASSES = ("job_class", "serializer", "death_penalty_class")
 """The last arguments of RQ's `dequeue_any`."""
 
 leases: ContextVar[list[Delivery] | None] = ContextVar("leases", default=None)
-"""Where `dequeue_any` puts the lease of a job; None: nobody settles it, so it acks the message."""
+"""Where `dequeue_any` puts a job's lease, or None if nobody settles it, so it acks the message."""
 
 
 class Queue(rq.Queue):
@@ -96,7 +96,7 @@ class Queue(rq.Queue):
 
     RQ pushes an id to its list in the transaction that stores the job. The list is the inbox of
     the topic: workers publish its ids as soon as they are pushed, and then remove them from it.
-    So programs that enqueue may also use RQ's own class, and RQ's workers may serve the same queue.
+    Programs that enqueue may also use RQ's own class, and RQ's workers may serve the same queue.
     """
 
     laneway_namespace = "default"
@@ -342,7 +342,7 @@ class Queue(rq.Queue):
         The next job and its queue; strictly in the order of the queues, or in fair order if one
         is a pattern such as `customer.*`.
 
-        `timeout`: seconds to wait; then it raises DequeueTimeout. None: return None immediately.
+        `timeout`: seconds to wait; then it raises DequeueTimeout. With None it returns immediately.
         `classes`, `more`: the classes of jobs, serializers and death penalties, as in RQ.
         """
         if timeout == 0:

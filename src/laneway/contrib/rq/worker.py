@@ -73,7 +73,7 @@ class LeasingWorker(BaseWorker):
         self._extend(job)
 
     def clean_registries(self) -> None:
-        """Maintain RQ's registries, also those of the queues that a pattern matches."""
+        """Maintain RQ's registries, including those of the queues that a pattern matches."""
         named, every = self.queues, Queue.all(self.connection, self.job_class, self.serializer)
         patterns = [each for each in named if isinstance(each, Queue) and each.name[-1:] == "*"]
         self.queues = [each for each in named if each not in patterns] + [

@@ -1,6 +1,6 @@
 """
 Actions of pages. Each is one or more requests of the API, which are made as if the caller had sent
-them: the same routes check the same scopes and topics, and write the same audit log. So each can be
+them: the same routes check the same scopes and topics, and write the same audit log. Each can be
 shown as a command.
 """
 
@@ -27,7 +27,7 @@ MOST_TOPICS = 200
 
 
 class ApiCall(msgspec.Struct, frozen=True):
-    """A request of the API. `body`: as JSON; None: it has none."""
+    """A request of the API. `body`: as JSON, or None without one."""
 
     method: str
     path: str
@@ -153,7 +153,7 @@ def _publish(form: Form) -> list[ApiCall]:
 
 
 def _letters(step: str) -> Callable[[Form], list[ApiCall]]:
-    """Of all topics, or of each one that is given: a fingerprint and ids are of a topic."""
+    """For all topics, or each one that is given: a fingerprint and ids belong to a topic."""
 
     def calls(form: Form) -> list[ApiCall]:
         body: dict[str, Any] = {}

@@ -62,7 +62,7 @@ class Window(NamedTuple):
         return self.end - self.start
 
     def moved(self, parts: float) -> Window:
-        """The window that begins so many lengths later."""
+        """The window that begins `parts` lengths later."""
         by = round(self.seconds * parts)
         return Window(self.start + by, self.end + by)
 
@@ -72,7 +72,7 @@ class Window(NamedTuple):
 
 
 def window_of(start: int | None, end: int | None) -> Window | None:
-    """The window of a page's parameters `from` and `to`; None: neither. Raises Problem."""
+    """The window of a page's parameters `from` and `to`, or None if both lack. Raises Problem."""
     if start is None and end is None:
         return None
     if start is None or end is None or not SHORTEST <= end - start <= max(RANGES.values()):
@@ -194,7 +194,7 @@ def charts_of(
 
 
 def deployments(workers: list[WorkerView], since: float) -> list[dict[str, Any]]:
-    """When each version of a program began to run, as far as its workers are there still."""
+    """When each version of a program began to run, as far as its workers still exist."""
     began: dict[str, float] = {}
     for worker in workers:
         facts = worker.facts

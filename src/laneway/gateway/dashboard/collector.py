@@ -60,11 +60,11 @@ MAX_VIEWERS = 500
 TREND_SECONDS = 10.0
 TREND_POINTS = 30
 MAX_TRENDS = 1000
-"""Topics of which the last 5 minutes are kept, by points of 10 s, while a page shows them."""
+"""The maximum number of topics whose last 5 minutes are kept, in points of 10 s, while shown."""
 
 
 class Fragment:
-    """A part of a page: its lines, and how it is sent."""
+    """A part of a page: its lines, and its form for sending."""
 
     __slots__ = ("_full", "lines", "name", "patch", "version")
 
@@ -246,7 +246,7 @@ class Collector:
                 del self._watched[key]
 
     def _refusal(self, key: Hashable, token: str) -> str | None:
-        """Why a token may watch no further page; None: it may."""
+        """Why a token may watch no further page, or None if it may."""
         own = [each for each, watched in self._watched.items() if token in watched.viewers]
         if key not in own and len(own) >= MAX_PAGES:
             return f"{MAX_PAGES} other pages of this token are live"

@@ -45,7 +45,7 @@ LEAST_COMPRESSED = 1000
 """Pages of fewer bytes are sent as they are."""
 
 STREAM_SECONDS = 60.0
-"""After so long a stream ends. The browser opens it again, and what its token allows is checked."""
+"""A stream's maximum duration. The browser opens it again, and its token's rights are checked."""
 
 
 class Dashboard(Extension):
@@ -219,7 +219,7 @@ class Dashboard(Extension):
         return compressed(call.request, html(rendering.text_of("command.html", variables)))
 
     def _show_secret(self, call: Call, form: Form, secret: str, *, is_token: bool) -> Response:
-        # At once, not on the page after it: with the first token, that page needs a login.
+        # Immediately, not on the next page: with the first token, that page needs a login.
         view = self._view(call, self.collector.reader(), "/tokens", embed=_is_embedded(form))
         variables = {
             **self._frame(call, view),
@@ -303,7 +303,7 @@ def compressed(request: Request, answer: Response) -> Response:
 def _checked(call: Call, shown: Page, text: str) -> tuple[str, Any]:
     """
     The path of a page with its query, and the query decoded, of a caller who may see it. Raises
-    Problem, also for a query that is not valid.
+    Problem, including for a query that is not valid.
     """
     call.caller.check_scope(shown.scope)
     if shown.is_whole:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine, MessageView
 
 MOST = 40
-"""The most calls in a graph."""
+"""The maximum number of calls in a graph."""
 
 MOST_BEFORE = 8
-"""The most calls before that are shown one by one."""
+"""The maximum number of earlier calls that are shown one by one."""
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 168, 40, 44, 12
 TITLE = 19
@@ -75,7 +75,7 @@ _signal = msgspec.json.Decoder(_Signal).decode
 
 
 def graph_of(engine: FullEngine, job_id: str, topic: str) -> Graph | None:
-    """The graph around a call; None: it is in no flow, or has ended. Reads `MOST` messages."""
+    """The graph around a call, or None without a flow or after its end. Reads `MOST` messages."""
     message = engine.find(job_id, topic)
     if message is None or FLOW_HEADER not in (message.headers or {}):
         return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from laneway.history.records import HandlerCounts, Row
 
 COLUMNS = 60
-"""The most columns of a map."""
+"""The maximum number of columns of a map."""
 
 CLASSES = len(WAIT_BOUNDS_US) + 1
 
@@ -125,7 +125,7 @@ def quantile(counts: Sequence[int], part: float) -> str:
 
 
 def handler_rows(columns: Columns, seconds: float) -> list[dict[str, Any]]:
-    """The handlers that ran, those with the most working time first, each with a map."""
+    """The handlers that ran, each with a map, in descending order of working time."""
     totals: dict[str, HandlerCounts] = {}
     for rows in columns.rows:
         for row in rows:

@@ -36,7 +36,7 @@ class CodeForm(msgspec.Struct, forbid_unknown_fields=True):
 def login_page(
     request: Request, following: str, problem: str, command: str | None = None
 ) -> Response:
-    """The page of a login. `command`: which shows links that log in; None: none does."""
+    """The page of a login. `command`: the one that shows links that log in, or None."""
     variables = {
         "urls": Urls(request.url("")),
         "following": following,

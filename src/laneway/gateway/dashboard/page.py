@@ -1,4 +1,4 @@
-"""`Page`: one declaration of each page, from which routes, the menu and live updates derive."""
+"""`Page`: one declaration of each page, the source of routes, the menu and live updates."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     - `key`: with `g` before it opens the page; "": the page is not in the menu.
     - `scope`: what the caller needs. `is_whole`: it is about the whole namespace, so not for
       callers who see some topics only.
-    - `export`: the rows of its table, from what `build` returns, as programs read them; None: it
-      has no export.
+    - `export`: the rows of its table, from what `build` returns, as programs read them, or None
+      without an export.
     """
 
     name: str

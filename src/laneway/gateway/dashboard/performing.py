@@ -1,4 +1,4 @@
-"""Performing an action: its requests go through the API's routes, with the caller's rights."""
+"""Performing an action: its requests use the API's routes, with the caller's rights."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ class FutureQuery(PageQuery):
 
 class DeadQuery(PageQuery):
     """
-    `topic`: only of this one. `fingerprint`: only letters that failed so. `after`: the number of
-    the last letter of the page before.
+    `topic`: only this topic's. `fingerprint`: only dead letters with this failure. `after`: the
+    number of the last dead letter of the previous page.
     """
 
     topic: str = ""

@@ -1,7 +1,7 @@
 """
 `Reader`: what pages read of the engine in one second. Each call is made once for all pages.
 
-So neither the number of pages nor of viewers makes the engine work more. What a page reads has a
+Neither the number of pages nor of viewers makes the engine work more. What a page reads has a
 bound that does not depend on the number of topics.
 """
 
@@ -37,10 +37,10 @@ FRESH_SECONDS = 1.0
 """How long what was read is used."""
 
 SELDOM_SECONDS = 10.0
-"""The same for the history, which has a new row so often, and for dead letters."""
+"""The same for the history, which has a new row in each interval, and for dead letters."""
 
 MAX_SELDOM = 50
-"""Answers that are kept for so long."""
+"""The maximum number of answers that are kept this long."""
 
 OLDEST_TOPICS = 50
 """
@@ -127,7 +127,7 @@ class Reader:
     def _top(
         self, order: ListOrder, pattern: str, limit: int, after: str | None
     ) -> list[TopicStats]:
-        """At least `limit` topics, if there are so many: a longer list has the shorter ones."""
+        """At least `limit` topics, if that many exist: a longer list includes the shorter ones."""
         key = "topics", order, pattern, after
         longest = self._answers.get(key)
         if longest is None or longest[0] < limit:
@@ -140,7 +140,7 @@ class Reader:
         return self.topics("backlog", ("*",), LARGEST_TOPICS)
 
     def lane_rates(self) -> list[LaneRate]:
-        """How fast a sample of lanes delivers; none of an engine of others that does not tell."""
+        """The delivery rates of a sample of lanes; empty for a third-party engine without them."""
         read = getattr(self.engine, "lane_rates", None)
         return self.once("lane rates", lambda: read(COMPARED_LANES)) if read is not None else []
 

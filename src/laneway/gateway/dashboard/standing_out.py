@@ -48,7 +48,7 @@ GROWING_PART = 0.1
 
 class Sentence(msgspec.Struct, frozen=True):
     """
-    What stands out. `about`: the name in bold before the text; "" if there is none. `since_us`:
+    What stands out. `about`: the name in bold before the text, or "" without one. `since_us`:
     shown behind the text, and `more` behind that. `kind`: as those of states.
     """
 
@@ -66,7 +66,7 @@ class Sentence(msgspec.Struct, frozen=True):
 
 def sentences(view: View) -> list[Sentence]:
     """
-    The sentences, the most urgent first. A rule's second one comes after the first ones of all
+    The sentences in order of urgency. A rule's second one comes after the first ones of all
     rules, so that twenty gates do not hide what holds the backlog.
     """
     found = [
@@ -278,7 +278,7 @@ def _failing(view: View) -> Iterator[Sentence]:
 def _backlog(view: View) -> Iterator[Sentence]:
     reader = view.reader
     overview, largest = reader.overview(), reader.largest()[:1]
-    waiting = max(overview.waiting, *(stats.waiting for stats in largest), 0)  # not read at once
+    waiting = max(overview.waiting, *(stats.waiting for stats in largest), 0)  # not read together
     if waiting < MANY:
         return
     for stats in largest:

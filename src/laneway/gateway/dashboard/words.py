@@ -147,7 +147,7 @@ def schedule(when: str) -> str:
 
 
 def _day(weekday: str) -> str | None:
-    """The name of one day of the week, as a number or three letters; None: it is not one."""
+    """The name of a day of the week, given as a number or its first three characters, or None."""
     if weekday.isdigit():
         return _DAYS[int(weekday)] if int(weekday) < len(_DAYS) else None
     return next((name for name in _DAYS if name[:3].upper() == weekday.upper()), None)
@@ -244,7 +244,7 @@ CAUSES = {
 
 
 def reason_kind(cause: str) -> str:
-    """What a reason why a topic stands still means, as `kind`."""
+    """The `kind` of a reason why a topic is blocked."""
     return CAUSES.get(cause, "slow")
 
 

@@ -123,9 +123,9 @@ def is_loopback(address: str) -> bool:
 def check_local(request: Request, *, is_page: bool = False) -> None:
     """
     The rule for a gateway without tokens: only clients of this machine, and only if the browser or
-    client knows it by a local name. So no web page reaches it by a name that points here. Nor does
+    client knows it by a local name. No web page reaches it by a name that points here. Nor does
     a page of another site by the local name: a browser sends what needs no permission, such as a
-    POST without a content type, and says where it comes from. Only a link to a page may be
+    POST without a content type, and names its origin. Only a link to a page may be
     followed: opening a page changes nothing.
 
     Raises Problem.

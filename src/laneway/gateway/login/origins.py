@@ -12,7 +12,7 @@ LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The values of `Host` that name the client's own machine, with any port."""
 
 PROXY_HEADERS = frozenset({b"forwarded", b"via", b"x-real-ip"})
-"""What proxies add, beside the headers that begin with `x-forwarded`."""
+"""Headers that proxies add, besides those that begin with `x-forwarded`."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 """Methods that change nothing."""
@@ -37,7 +37,7 @@ def is_forwarded(request: Request) -> bool:
 
 
 def is_secure(request: Request) -> bool:
-    """Whether the client uses HTTPS. Behind a proxy: as a trusted one says."""
+    """Whether the client uses HTTPS. Behind a proxy, a trusted one decides."""
     return bool(request.scope.get("scheme") == "https")
 
 
@@ -49,7 +49,7 @@ def is_of_other_site(request: Request) -> bool:
 
 
 def is_same_origin(request: Request) -> bool:
-    """Whether a browser says that a page of the gateway itself sends the request."""
+    """Whether the browser's headers name a page of the gateway itself as the sender."""
     site = request.header(b"sec-fetch-site")
     return _has_own_origin(request) if site is None else site == "same-origin"
 

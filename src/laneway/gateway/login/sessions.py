@@ -6,12 +6,12 @@ signature; it does not hold the token's secret. All gateways of a namespace sign
 A session ends 12 hours after its cookie was renewed, 7 days after the login, when the token is
 revoked or expires, and at `POST /logout`. Scopes and topics are those that the token has now.
 
-A browser sends the cookie also for requests that a page of another site makes. Therefore `check`
-lets in what a page of the gateway itself asked for:
+A browser sends the cookie even for requests that a page of another site makes. `check` therefore
+lets in only requests of the gateway's own pages:
 
 - no request that a page of another site (or of another port) makes, except the navigation to a
   page, which changes nothing;
-- a change only if the browser says that it comes from the same origin, and if it is JSON, from
+- a change only if the browser reports that it comes from the same origin, and if it is JSON, from
   htmx, or a form with the session's `csrf` field: a form of another origin can be none of these.
 """
 
@@ -82,7 +82,7 @@ def write(key: bytes, session: Session) -> str:
 
 
 def read(key: bytes, cookie: str) -> Session | None:
-    """The session of a cookie's value; None: it is not one of this namespace's, or has ended."""
+    """The session of a cookie's value, or None if it is another namespace's or has ended."""
     try:
         signed = base64.urlsafe_b64decode(cookie + "=" * (-len(cookie) % 4))
     except (ValueError, binascii.Error):
@@ -215,7 +215,7 @@ class Sessions:
 
     def cached(self, request: Request) -> Caller | None:
         """
-        The caller of a session that is in memory; None: it has to be read.
+        The caller of a session that is in memory, or None if it has to be read.
 
         Raises Problem if the session has ended, or the token was revoked.
         """
@@ -241,7 +241,7 @@ class Sessions:
         return msgspec.structs.replace(caller, session=session)
 
     def _local_caller(self, session: Session) -> Caller | None:
-        """The caller of a session that a local login began; None: it has a token."""
+        """The caller of a session that a local login began, or None if it has a token."""
         is_local = self._has_local and session.token == local_login.SESSION_OWNER
         return EVERYTHING if is_local else None
 
@@ -276,7 +276,7 @@ class Sessions:
         return write(key, session), session
 
     def renewed(self, request: Request, session: Session) -> tuple[bytes, bytes] | None:
-        """The header that replaces a session's cookie; None: it is not old enough."""
+        """The header that replaces a session's cookie, or None if it is not old enough."""
         now_s = int(time.time())
         if now_s - session.renewed_s < RENEW_SECONDS or self._key is None:
             return None

@@ -46,7 +46,7 @@ MAX_CACHED = 10_000
 """Most records that are kept in memory."""
 
 USED_SECONDS = 60
-"""`last_used` is written at most so often."""
+"""The minimum time between two writes of `last_used`."""
 
 BAD_TOKENS, BAD_SECONDS = 10, 60.0
 """
@@ -55,7 +55,7 @@ tokens are served: an address may be that of a proxy, with all its clients.
 """
 
 READ_TOGETHER = 1000
-"""Tokens that are read at once."""
+"""Tokens that are read in one call."""
 
 MAX_ADDRESSES = 10_000
 """Addresses whose bad tokens are counted."""
@@ -70,7 +70,7 @@ class Token(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
     A token's record. Times are microseconds since 1970.
 
-    `hash`: SHA-256 of the secret. `topics`: patterns; None: all topics. `rate`: requests a second.
+    `hash`: SHA-256 of the secret. `topics`: patterns (None: all topics). `rate`: requests a second.
     """
 
     name: str
@@ -102,7 +102,7 @@ def create(
     """
     Create a token. Returns its id, its text, which is not stored, and its record.
 
-    Arguments: `scopes`: of `SCOPES`; `topics`: patterns, None: all; `expires`: after how long;
+    Arguments: `scopes`: of `SCOPES`; `topics`: patterns (None: all); `expires`: after how long;
     `rate`: requests a second, such as `"100/s"`. Raises UsageError, BadPolicy.
     """
     _check_name(name)
@@ -166,7 +166,7 @@ def listed(engine: Records, *, limit: int, after: str = "") -> list[tuple[str, T
 
 
 def revoke(engine: Records, token_id: str) -> Token:
-    """Remove a token. Gateways refuse it within a second. Raises Refused if there is none."""
+    """Remove a token. Gateways refuse it within a second. Raises Refused if it does not exist."""
     while True:
         (record,) = engine.record_read("token", [token_id])
         if record is None:
@@ -212,7 +212,7 @@ def _checksum(token_id: str, secret: str) -> str:
 
 
 def parse(text: str) -> tuple[str, str] | None:
-    """The id and secret of a token's text; None: it is none, or its checksum is wrong."""
+    """The id and secret of a token's text, or None if its form or its checksum is wrong."""
     parts = text.split("_")
     if len(parts) != 3 or parts[0] != "lw" or not text.isascii():
         return None
@@ -227,7 +227,7 @@ def parse(text: str) -> tuple[str, str] | None:
 
 
 class Reading(Protocol):
-    """What reads the store for several requests at once."""
+    """Reads the store for several concurrent requests."""
 
     async def run_shared(self, function: Callable[..., T], *arguments: Hashable) -> T:
         """Run a blocking function in a thread; who asks for the same meanwhile shares it."""
@@ -247,7 +247,7 @@ class TokenCheck:
         self._any: tuple[bool, float] | None = None
 
     def are_there(self) -> bool | None:
-        """Whether the namespace has tokens; None: that has to be read."""
+        """Whether the namespace has tokens, or None if that has to be read."""
         if self._any is not None and time.monotonic() - self._any[1] < CACHE_SECONDS:
             return self._any[0]
         return None
@@ -260,7 +260,7 @@ class TokenCheck:
 
     def cached(self, text: str, address: str) -> Caller | None:
         """
-        The caller of a token whose record is in memory; None: it has to be read.
+        The caller of a token whose record is in memory, or None if it has to be read.
 
         Raises Problem for a bad token.
         """
@@ -294,7 +294,7 @@ class TokenCheck:
 
     def of_session(self, token_id: str) -> Caller | None:
         """
-        The caller of a session that was opened with a token; None: it has to be read.
+        The caller of a session that was opened with a token, or None if it has to be read.
 
         Raises Problem if the token has been revoked, or has expired.
         """
@@ -368,7 +368,7 @@ class TokenCheck:
         return Caller(record.name, frozenset(record.scopes), patterns, token_id)
 
     def _take(self, token_id: str, record: Token) -> None:
-        """Take a permit of the token's rate, of which a second's may be used at once."""
+        """Take a permit of the token's rate. A burst may use those of one second."""
         assert record.rate is not None
         now = time.monotonic()
         with self._lock:

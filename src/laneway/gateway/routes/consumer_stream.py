@@ -2,7 +2,7 @@
 The one consumer of an exclusive or failover subscription: a stream, for as long as it is open.
 
 The gateway holds the subscription's term for the client. It renews the term, and the leases of what
-the client has not settled. When the client goes, the next consumer takes over at once.
+the client has not settled. When the client goes, the next consumer takes over immediately.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _room(credit: Credit, consumer: Consumer) -> int:
 
 
 async def _unless_stopped(call: Call, work: Awaitable[T]) -> T | None:
-    """The result of `work`; None: the gateway stops."""
+    """The result of `work`, or None if the gateway stops."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(None) as limit:
             with call.services.ended_by(functools.partial(limit.reschedule, 0.0)):

@@ -233,7 +233,7 @@ Answer = tuple[int, "SettleOutcome", "str | None"]
 
 
 def _settle(engine: FullEngine, items: Sequence[_Item]) -> list[Answer]:
-    """The plain ones in one call, extensions in one for each duration, others by themselves."""
+    """The plain ones in one call, extensions in one for each duration, others separately."""
     answers: list[Answer] = []
     plain = [item for item in items if item.settlement is not None and not item.publish]
     if plain:

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from laneway.gateway.schema import DeadGroupsQuery, DeadLettersQuery
 
 PAGE = 1000
-"""Dead letters that are read at once."""
+"""Dead letters that are read in one call."""
 
 SCANNED = 10_000
 """Most dead letters that one request compares with a filter."""
 
 DEFAULT_LIMIT, MAX_LIMIT = 1000, 100_000
-"""How many dead letters one request changes, unless it says so, and at most."""
+"""How many dead letters one request changes by default, and at most."""
 
 TOPICS = 10
 """Topics of a group that are listed."""
@@ -158,7 +158,7 @@ def drop(call: Call) -> CountAnswer | Response:
 
 
 def _limit(body: DeadBody) -> int:
-    """The most that one request changes. Raises Problem."""
+    """The maximum number that one request changes. Raises Problem."""
     if body.background:  # a dry run of it
         return min(body.limit or MAX_LIMIT, MAX_LIMIT)
     limit = DEFAULT_LIMIT if body.limit is None else body.limit
@@ -203,7 +203,7 @@ def _in_background(
 
 
 def _topic(call: Call, topic: str | None) -> str | None:
-    """The topic, which the caller may see; None: all."""
+    """The topic, which the caller may see, or None for all."""
     if topic is not None:
         call.caller.check_topic(check_topic(topic))
     elif not call.caller.sees_all:
@@ -232,7 +232,7 @@ def _letters(call: Call, topic: str | None, after: int) -> Iterator[Letter]:
 def _filter(
     call: Call, fingerprint: str | None, since: str | None
 ) -> Callable[[MessageView], bool] | None:
-    """Whether a dead letter is wanted; None: all are."""
+    """Whether a dead letter is wanted, or None if all are."""
     if fingerprint is None and since is None:
         return None
     since_us = 0 if since is None else past_us("since", since, call.engine.time_us())
@@ -246,7 +246,7 @@ def _filter(
 
 
 def _ids(call: Call, body: DeadBody) -> list[str] | None:
-    """The ids of the request, or of those that failed in the way that it names; None: all."""
+    """The request's ids, or those of the failure that it names, or None for all."""
     _check_fingerprint(body)
     if body.fingerprint is None:
         return body.ids

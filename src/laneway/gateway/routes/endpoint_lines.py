@@ -67,7 +67,7 @@ async def _answers(call: Call) -> AsyncIterator[bytes]:
         if count:
             content = encode(f"{count} endpoints by lines")
             stored = services.threads.submit(audit_log.append, call.engine, call.change(content))
-            # It is in the log when the answer ends, and also if the client has gone.
+            # It is in the log when the answer ends, even if the client has gone.
             await asyncio.shield(asyncio.wrap_future(stored))
 
 

@@ -126,7 +126,7 @@ def test(call: Call) -> TestAnswer:
 
 
 def endpoint_of(call: Call) -> Endpoint:
-    """The path's endpoint. Raises Problem if there is none."""
+    """The path's endpoint. Raises Problem if it does not exist."""
     from laneway.push.endpoint import set_endpoint as get  # noqa: PLC0415  # as above
 
     topic = call.topic

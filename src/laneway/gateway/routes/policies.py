@@ -55,7 +55,7 @@ MAX_TIERS = 1000
 """Most tiers that are listed."""
 
 MAX_LISTED = 10_000
-"""Most topics of which a dry run counts those with waiting messages."""
+"""The maximum number of topics in which a dry run counts those with waiting messages."""
 
 
 def field_answers(policies: PolicyTable, name: str) -> dict[str, FieldAnswer]:

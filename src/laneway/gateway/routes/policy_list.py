@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from laneway.gateway.schema import PoliciesQuery
 
 PAGE = 1000
-"""Topics that are read at once."""
+"""Topics that are read in one call."""
 
 SIGNATURE_BYTES = 12
 SCANNED = 10_000
@@ -36,7 +36,7 @@ Row = tuple[str, str, dict[str, Any]]
 class _Place(msgspec.Struct, array_like=True, frozen=True):
     """
     A place in the list: behind a layer's policy of a name. `page`: where the page of topics begins
-    that has it, for the engine; None: it is a pattern's.
+    that has it, for the engine, or None if it is a pattern's.
     """
 
     page: str | None = None
@@ -107,7 +107,7 @@ def _cursor(engine: FullEngine, place: _Place) -> str:
 
 def _place_of(engine: FullEngine, cursor: str) -> _Place:
     """
-    The place of a cursor. It has a signature, because what it says of a page is the engine's own.
+    The place of a cursor. It is signed, because its content for a page is the engine's own.
     """
     try:
         signed = base64.urlsafe_b64decode(cursor)

@@ -199,7 +199,7 @@ _Lines = tuple[list[LineAnswer], list["Draft"], list[TopicMessageBody]]
 
 def _read_lines(caller: Caller, lines: list[bytes], answers: list[LineAnswer]) -> _Lines:
     """
-    The messages of lines that are valid, each with its answer; the others' answers get a problem.
+    The messages of valid lines, each with its answer; the answers of other lines get a problem.
     """
     try:
         messages = [_read_line(line) for line in lines]

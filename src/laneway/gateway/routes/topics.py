@@ -76,7 +76,7 @@ def show_topic(call: Call) -> TopicDetails:
     """
     Show a topic: its state, its counters, and its policy with the source of each field.
 
-    Of a topic that is idle or unknown, all numbers are 0.
+    For a topic that is idle or unknown, all numbers are 0.
     """
     engine, topic = call.engine, call.topic
     stats = engine.topic_stats(topic)
@@ -167,7 +167,7 @@ def _view(call: Call) -> MessageView:
 
 def visible_topic(call: Call) -> str | None:
     """
-    The topic of the path's message; None: the path names none, and all are visible.
+    The topic of the path's message, or None if the path names none and all are visible.
 
     Raises Problem if the message is not visible to the caller.
     """

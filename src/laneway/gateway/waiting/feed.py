@@ -70,7 +70,7 @@ class Feed:
         """Events in their order, from 1: the place, the name, and what is sent."""
         self._places = 0
         self._last: _Last | None = None
-        """What was read last; None: nothing was read yet."""
+        """What was read last, or None if nothing was read yet."""
         self._reading = asyncio.Event()
 
     async def events(

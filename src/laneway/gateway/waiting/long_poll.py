@@ -47,7 +47,7 @@ WAIT_SECONDS = 30.0
 
 MIN_PAUSE, MAX_PAUSE = 0.02, 0.5
 """
-Seconds before a line that sees only some topics leases again after it was woken for others' topics;
+Seconds before a line that sees only some topics leases again after it was woken for other topics;
 doubled from the first to the second.
 """
 
@@ -57,7 +57,7 @@ class Wanted(msgspec.Struct, frozen=True):
     What a request leases. Requests with equal values share a line.
 
     `only`: patterns; other topics are passed over. `max_lease_us`: when the leases end at the
-    latest, in microseconds. `priorities`: the least and the largest.
+    latest, in microseconds. `priorities`: the smallest and the largest.
     """
 
     pool: str = "default"
@@ -237,7 +237,7 @@ class LongPolls:
                 self._fail(line, error)
 
     def _first(self, line: _Line) -> _Waiting | None:
-        """The first request; None: there is none, and the line has ended."""
+        """The first request, or None if the line has ended."""
         with self._lock:
             if line.waiting and not self._is_stopping:
                 if line.interrupt.is_set:  # it was empty for a moment

@@ -31,7 +31,7 @@ class Waits:
         self._by_caller: Counter[str] = Counter()
 
     def check(self, caller: Caller) -> None:
-        """Raise Problem if so many requests of a token wait that no other one may."""
+        """Raise Problem if a token has the maximum number of waiting requests."""
         if self._by_caller[caller.token or caller.name] >= MAX_WAITING:
             raise Problem(
                 "rate-limited",

@@ -88,7 +88,7 @@ def _operations(view: View) -> list[tuple[str, Operation]]:
 def _topics(
     topic: str | None, fingerprint: str, chosen: list[tuple[int, MessageView]]
 ) -> list[str]:
-    """The topics whose letters the form is about; none: all."""
+    """The topics whose dead letters the form selects; empty for all."""
     if topic is not None:
         return [topic]
     return sorted({each.topic for _, each in chosen})[:MOST_TOPICS] if fingerprint else []
@@ -125,7 +125,7 @@ def _own(view: View) -> list[tuple[str, int]]:
 
 
 def export(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The letters."""
+    """The dead letters."""
     return [
         {
             "id": each.id,

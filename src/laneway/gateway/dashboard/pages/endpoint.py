@@ -81,7 +81,7 @@ def build(view: View) -> dict[str, Any]:
 
 
 def info_of(view: View, topic: str) -> EndpointInfo | None:
-    """A topic's endpoint without its secrets; None: it has none."""
+    """A topic's endpoint without its secrets, or None if it has none."""
     # Only programs that push need it.
     from laneway.push import endpoint, table  # noqa: PLC0415
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from laneway.history.records import Row
 
 NAMED_BUCKETS = 8
-"""Buckets of topics that are named beside the map."""
+"""The number of buckets of topics that are named next to the map."""
 
 CURVE_POINTS = 100
 """Points of a Lorenz curve: more are not seen."""
@@ -71,7 +71,7 @@ def build(view: View) -> dict[str, Any]:
 
 
 def _parts_over_time(columns: heat.Columns, tier: str) -> list[float | None]:
-    """By column: the part of the deliveries that a tier got; None: there were none."""
+    """By column: the part of the deliveries that a tier got, or None without deliveries."""
     found: list[float | None] = []
     for rows in columns.rows:
         delivered = [(cell.tier, cell.delivered) for row in rows for cell in row.cells]
@@ -147,7 +147,7 @@ def jain(values: Sequence[float]) -> float:
 
 
 def lorenz(values: Sequence[float]) -> str:
-    """The Lorenz curve, as points of an SVG of 100 by 100: the part of all that the least have."""
+    """The Lorenz curve, as points of an SVG of 100 by 100: the smallest values' part of all."""
     sums = list(accumulate(sorted(values)))
     count, total = len(sums), sums[-1] or 1.0
     steps = min(count, CURVE_POINTS)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_RESULT = 4000
 MAX_TASKS = 20
-"""Tasks that are listed, those with the most working time."""
+"""The maximum number of listed tasks: those with the largest working time."""
 
 
 def build(view: View) -> dict[str, Any]:

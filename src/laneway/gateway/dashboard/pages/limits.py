@@ -18,7 +18,7 @@ SHOWN = 20
 MOST_GATES = 100
 
 HELD_SECONDS = 3600.0
-"""The time of which the part is shown in which topics waited for a gate."""
+"""The page shows the part of this time in which topics waited for a gate."""
 
 
 def build(view: View) -> dict[str, Any]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MOST = 20
 EXPLAINED = 3
-"""Topics of which the page says why they wait."""
+"""The maximum number of topics for which the page explains why they wait."""
 
 LOOKED_AT = 100
 """Messages of a topic in which a key is looked for."""

@@ -51,7 +51,7 @@ def _doctor(reader: Reader) -> tuple[str, Operation] | None:
 
 
 def _parts(reader: Reader) -> list[StorePart]:
-    """The files or servers; none of an engine of others that does not tell."""
+    """The files or servers; empty for a third-party engine that does not report them."""
     read = getattr(reader.engine, "store_parts", None)
     return reader.seldom("store parts", read) if read is not None else []
 

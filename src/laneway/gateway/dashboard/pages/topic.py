@@ -171,7 +171,7 @@ def _tabs(stats: TopicStats) -> list[tuple[str, int | None]]:
 
 
 def reasons_of(view: View, name: str) -> TopicExplanation:
-    """Why a topic stands still, as far as the caller may know."""
+    """Why a topic is blocked, as far as the caller may know."""
     caller = view.caller
     return view.reader.once(
         ("reasons", name, caller.sees_all, "endpoints" in caller.scopes, "admin" in caller.scopes),

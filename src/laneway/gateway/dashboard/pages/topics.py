@@ -151,7 +151,7 @@ def _row(view: View, stats: TopicStats, now_us: int, troubles: dict[str, str]) -
 
 def _used(view: View, stats: TopicStats) -> float | None:
     """
-    The part of its rate or concurrency that is in use, whichever is larger; None: it has no limit.
+    The part of its rate or concurrency that is in use, whichever is larger, or None without one.
     Its policy is a point look-up, so it is read once in 10 seconds.
     """
     known: dict[str, tuple[float | None, int | None]] = view.reader.seldom("limits", dict)
