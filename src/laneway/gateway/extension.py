@@ -70,7 +70,7 @@ LEAST_COMPRESSED = 500
 
 
 class Extension:
-    """What a package adds to a gateway: a base class. See the module's text."""
+    """The base class of what a package adds to a gateway. See the module's docstring."""
 
     routes: Sequence[Route] = ()
     """The routes, of `page` and `StaticFiles`."""
@@ -91,7 +91,7 @@ class Extension:
         return None
 
     def close(self) -> None:
-        """End threads: the gateway stops. The streams of pages have ended."""
+        """End threads when the gateway stops. The streams of pages have already ended."""
 
 
 class NoForm(msgspec.Struct, forbid_unknown_fields=True):
@@ -132,7 +132,7 @@ def html(text: str, status: int = 200) -> Response:
 
 
 def redirect(url: str) -> Response:
-    """Send the browser to a page with GET. `url`: of `call.request.url`."""
+    """Send the browser to a page with GET. `url`: from `call.request.url`."""
     return Response(303, b"", HTML, [(b"location", url.encode("ascii", "xmlcharrefreplace"))])
 
 

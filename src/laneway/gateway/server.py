@@ -35,7 +35,7 @@ ACCEPT_LOG_SECONDS = 60.0
 
 
 class Application(Protocol):
-    """What a server needs from what it serves: `Gateway`, or what stands before several."""
+    """What a server requires of its application: a `Gateway`, or a front for several."""
 
     prefix: str
 
@@ -81,7 +81,7 @@ def check_bind(host: str, *, is_open: bool) -> None:
     """
     Refuse to let other machines in without a token. Raises UsageError.
 
-    `is_open`: there is a token, or everyone is to be let in.
+    `is_open`: whether a token exists, or the operator admits everyone.
     """
     if access.is_loopback(host) or is_open:
         return

@@ -42,13 +42,13 @@ class Buffer:
     """
     The options of `Laneway(buffer=…)`.
 
-    `max_messages`, `max_bytes` (bodies; a number or text like "64MB"): the limits of the
-    messages not sent yet. `on_full`: what `publish` does beyond them: `"block"` waits for room,
-    `"raise"` raises ProducerFull, `"drop"` drops and reports the new message. `flush_count`,
-    `flush_interval`: the buffer is sent when it has this many messages, or this long after the
-    first of them. `exit_timeout`: how long `close` and the end of the program wait until everything
-    is sent; the rest is reported. Durations are seconds, `timedelta` or text like "10m". Raises
-    UsageError.
+    `max_messages`: the maximum number of messages not sent yet. `max_bytes`: the maximum size of
+    their bodies, a number or text like "64MB". `on_full`: what `publish` does beyond these limits:
+    `"block"` waits for room, `"raise"` raises ProducerFull, `"drop"` drops and reports the new
+    message. `flush_count`: send the buffer when it has this many messages. `flush_interval`: send
+    it this long after the first of them, at the latest. `exit_timeout`: how long `close` and the
+    end of the program wait until everything is sent; the rest is reported. Durations are seconds,
+    `timedelta` or text like "10m". Raises UsageError.
     """
 
     def __init__(

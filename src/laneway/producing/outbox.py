@@ -92,7 +92,7 @@ class JoinedProducer:
         return self._publish("publish", [message])[0]
 
     async def apublish(self, message: Message, timeout: object = None) -> Receipt:  # noqa: ASYNC109
-        """As `publish`, awaited."""
+        """The async variant of `publish`."""
         del timeout
         return (await self._apublish("apublish", [message]))[0]
 
@@ -106,7 +106,7 @@ class JoinedProducer:
     async def apublish_many(
         self, messages: Iterable[Message] | AsyncIterable[Message], **_: object
     ) -> list[Receipt]:
-        """The async form of `publish_many`. Accepts an async iterable too."""
+        """The async variant of `publish_many`. Accepts an async iterable too."""
         receipts: list[Receipt] = []
         if isinstance(messages, AsyncIterable):
             async for batch in batches_of(messages):

@@ -75,7 +75,7 @@ class Producer:
         return passage.receipt
 
     def apublish(self, message: Message, timeout: Duration | None) -> Awaitable[Receipt]:
-        """As `publish`, awaited."""
+        """The async variant of `publish`."""
         if not self.middlewares:
             return self.apublish_draft(codec.draft(message), timeout)
         return self._apublish_in_middlewares(message, timeout)
@@ -141,7 +141,7 @@ class Producer:
         progress: bool | None = None,
         timeout: Duration | None = None,  # noqa: ASYNC109  # how long a full backlog may block it
     ) -> list[Receipt]:
-        """The async form of `publish_many`. Accepts an async iterable too."""
+        """The async variant of `publish_many`. Accepts an async iterable too."""
         if isinstance(messages, Iterable):
             return await self._publish_many_in_thread(messages, progress=progress, timeout=timeout)
         if not isinstance(messages, AsyncIterable):
@@ -195,7 +195,7 @@ class Producer:
         return self._wait_for_room(draft, receipt, timeout)
 
     async def apublish_draft(self, draft: Draft, timeout: Duration | None = None) -> Receipt:  # noqa: ASYNC109
-        """As `publish_draft`, awaited."""
+        """The async variant of `publish_draft`."""
         receipt = await self.send(draft, timeout)
         if receipt.outcome != "refused":
             return receipt

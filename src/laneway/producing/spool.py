@@ -48,14 +48,15 @@ class Spool:
     The options of `Laneway(spool=…)`.
 
     `path`: the SQLite file, on a local disk; it is created at first use, and several processes may
-    share it. `max_messages`, `max_bytes` (bodies; a number or text like "10GB"), `max_age`: the
-    spool is full while it holds this much, or while its oldest message is older (None: no limit).
-    `on_full`: what `publish` does then: `"block"` waits for room, `"raise"` raises ProducerFull,
-    `"drop"` drops and reports the new message. `sync`: how often the file is written to the disk;
-    a power cut loses at most what was published in this last interval; 0 writes before each
-    `publish` returns. `exit_timeout`: how long `close` and the end of the program wait while the
-    store accepts messages, even through an outage of less than 30 s; the rest stays in the file.
-    Durations are seconds, `timedelta` or text like "10m". Raises UsageError.
+    share it. `max_messages`: the spool is full while it holds this many (None: no limit).
+    `max_bytes`: the same for its bodies, a number or text like "10GB". `max_age`: the spool is
+    full while its oldest message is older (None: no limit). `on_full`: what `publish` does then:
+    `"block"` waits for room, `"raise"` raises ProducerFull, `"drop"` drops and reports the new
+    message. `sync`: how often the file is written to the disk; a power cut loses at most what was
+    published in this last interval; 0 writes before each `publish` returns. `exit_timeout`: how
+    long `close` and the end of the program wait while the store accepts messages, even through an
+    outage of less than 30 s; the rest stays in the file. Durations are seconds, `timedelta` or
+    text like "10m". Raises UsageError.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """
 The delivery log: what was sent to endpoints, and what they answered.
 
-A sender appends to it from a thread of its own, in batches: a log that fails or is slow costs
+A sender appends to it from a thread of its own, in batches. If the log fails or is slow, it drops
 entries, which are counted, and never a delivery.
 """
 
@@ -268,10 +268,10 @@ def attempts(
     """
     Search the delivery log, the newest attempts first.
 
-    Of one topic, its own attempts are read; of a pattern, those of all topics. At most 10,000 are
-    read for a page.
+    For a topic, its own attempts are read; for a pattern, those of all topics. A page reads at most
+    10,000.
 
-    Arguments: `pattern`: a topic, or `push.*`. `limit`: most attempts, up to 1,000. `after`: `next`
+    Arguments: `pattern`: a topic, or `push.*`. `limit`: at most 1,000. `after`: `next`
     of the page before. `since`, `until`: Unix seconds. `result`: one of `RESULTS`. `status`: a
     status of HTTP, a class such as `"5xx"`, or an error such as `"timeout"`. `message_id`, `key`:
     of the message.

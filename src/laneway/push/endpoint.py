@@ -1,4 +1,4 @@
-"""`Endpoint`: where a topic's messages are sent to, as a program sees it."""
+"""`Endpoint`: a program's view of the address that a topic's messages are sent to."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EndpointInfo(msgspec.Struct, kw_only=True):
       `dead_on`, `duplicate_ok`, `verify_tls`, `proxy`, `http2`, `allow_private`, `allow_http`,
       `topic_header`, `method`, `log`, `metadata`: its settings.
     - `headers`: by name; the values of those that look like secrets are `"…"`.
-    - `secrets`: the ends of the secrets that sign now, the newest first; of ed25519 the public
+    - `secrets`: the ends of the secrets that sign now, the newest first; for ed25519 the public
       keys.
     - `state`: `"healthy"`, `"failing"`, `"busy"` (it asks for pauses), `"open"` (its breaker),
       `"probing"` or `"disabled"`.
@@ -117,11 +117,11 @@ def _seconds(moment_us: int) -> float | None:
 
 class Endpoint(Noun):
     """
-    The endpoint of one topic: where its messages are sent to. `app.endpoint(topic)` creates it.
+    The endpoint of one topic: the address of its messages. `app.endpoint(topic)` creates it.
 
-    `secret`: the text of a secret that was created by this call, `whsec_…`, which is not shown
-    again; of an ed25519 key the public one, `whpk_…`.
-    Every method has an async variant with an `a` in front. Raises Refused if there is no endpoint.
+    `secret`: the text of a secret that this call created, `whsec_…`, which is not shown again;
+    for an ed25519 key, the public key, `whpk_…`.
+    Every method has an async variant with an `a` in front. Raises Refused without an endpoint.
     """
 
     def __init__(self, runtime: Runtime, topic: str, secret: str | None = None) -> None:
@@ -133,12 +133,12 @@ class Endpoint(Noun):
         return f"<Endpoint {self.topic}>"  # never the secret
 
     def info(self) -> EndpointInfo:
-        """Read its settings and its condition."""
+        """Read the endpoint's settings and condition."""
         return info_of(self.topic, table.get(self._runtime.engine, self.topic))
 
     def rotate(self, secret: str | None = None) -> str:
         """
-        Give it a new secret, `secret` or a random one. The old ones also sign for 24 hours.
+        Add a new secret, `secret` or a random one. The old ones continue to sign for 24 hours.
         Returns the new secret's text, which is not shown again; of `"ed25519"`, which creates a key
         pair, the public key.
         """
@@ -168,12 +168,12 @@ class Endpoint(Noun):
         table.enable(self._runtime.engine, self.topic, is_repaired=now)
 
     def remove(self) -> bool:
-        """Remove it. Returns whether there was one. Its topic's messages stay and wait."""
+        """Remove the endpoint. Returns whether it existed. The topic's messages stay and wait."""
         return table.remove(self._runtime.engine, self.topic)
 
     def test(self) -> TrialResult:
         """
-        Send a test request now, past the topic's rate and breaker, but through the address guard.
+        Send a test request now. It ignores the topic's rate and breaker, but not the address guard.
         Returns what was answered. Raises Refused after six within a minute. Needs the extra `push`.
         """
         from laneway.push.trial import send_test  # noqa: PLC0415  # only this needs it
@@ -195,7 +195,7 @@ class Endpoint(Noun):
         """
         Search the delivery log: requests and answers, the newest first.
 
-        Arguments: `limit`: most of them, up to 1,000. `after`: `next` of the page before. `since`,
+        Arguments: `limit`: at most 1,000. `after`: `next` of the page before. `since`,
         `until`: Unix seconds. `result`: `"acked"`, `"retried"`, `"dead"`, `"backed_off"` or
         `"released"`. `status`: a status of HTTP, a class such as `"5xx"`, or an error such as
         `"timeout"`. `message_id`, `key`: of the message. Raises UsageError.
@@ -271,7 +271,7 @@ def set_endpoint(
     runtime: Runtime, topic: str, fields: Mapping[str, Any], *, is_trusted: bool = True
 ) -> Endpoint:
     """
-    Create or change a topic's endpoint, or with no fields only look that there is one.
+    Create or change a topic's endpoint, or check that it exists if no fields are given.
     `is_trusted`: see `table.changed`.
     """
     engine = runtime.engine

@@ -74,8 +74,8 @@ def explain_message(
     shows_workers: bool = True,
 ) -> Explanation:
     """
-    As `topic_reasons.explain_message`. With `shows_endpoint`, it is said what the endpoint answers
-    that holds the topic up, or that it is disabled, and when a message that has ended was sent.
+    As `topic_reasons.explain_message`. With `shows_endpoint`, it includes the endpoint's answer
+    that holds the topic up, or that it is disabled, and when an ended message was sent.
     """
     found = topic_reasons.explain_message(engine, message_id, topic, shows_workers=shows_workers)
     topic = found.topic or topic

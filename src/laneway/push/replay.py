@@ -1,8 +1,8 @@
 """
-Replay: messages that were sent to an endpoint are sent again.
+Replay: send messages again that were sent to an endpoint.
 
 A message of the delivery log becomes a new message, whose request has the `webhook-id` of the first
-one, so that its receiver can tell. A dead letter is redriven instead: it still exists.
+one, so that its receiver can recognize it. A dead letter is redriven instead: it still exists.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ReplayResult(msgspec.Struct, kw_only=True):
 
 def replay_one(engine: FullEngine, topic: str, message_id: str) -> str:
     """
-    Send a message again. Returns the id of the new message; of a dead letter its own.
+    Send a message again. Returns the id of the new message, or a dead letter's own id.
 
     Raises Refused if it still waits, or if its body is no longer kept.
     """

@@ -114,7 +114,7 @@ class Destination(msgspec.Struct, kw_only=True, frozen=True):
 
 class Request(msgspec.Struct, kw_only=True):
     """
-    A request. `headers`: lines. `is_timed`: whether a success has its `milliseconds`, too.
+    A request. `headers`: lines. `is_timed`: whether a success has its `milliseconds` too.
     `addresses`: of the destination's `name`, separated by commas; "": libcurl looks it up.
     """
 

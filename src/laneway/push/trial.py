@@ -57,7 +57,7 @@ def send_test(engine: FullEngine, url: str, topic: str) -> TrialResult:
     Send `{"type": "laneway.test"}` to a topic's endpoint, through the address guard. Blocks until
     it is answered.
 
-    Raises Refused if there is no endpoint, or after six tests within a minute.
+    Raises Refused without an endpoint, or after six tests within a minute.
     """
     try:
         from laneway.push import targets  # noqa: PLC0415  # it needs the extra

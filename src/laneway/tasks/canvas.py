@@ -238,7 +238,7 @@ class Part(ABC, Generic[H]):
         return self.beginning(args, kwargs).enqueue()
 
     async def adelay(self, *args: Any, **kwargs: Any) -> H:
-        """As `delay`, awaited."""
+        """The async variant of `delay`."""
         return await self.beginning(args, kwargs).aenqueue()
 
     def beginning(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
@@ -520,7 +520,7 @@ class GroupJob(Generic[R]):
 
     @property
     def results(self) -> list[Any]:
-        """As `jobs`; Celery's programs ask an empty group for it, too."""
+        """The same as `jobs`; Celery's programs read it even from an empty group."""
         return self.jobs
 
     def get(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[R]:
@@ -541,7 +541,7 @@ class GroupJob(Generic[R]):
     join = get
 
     async def aget(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[R]:  # noqa: ASYNC109  # as in get
-        """As `get`, awaited; so is `await group_job`."""
+        """The async variant of `get`, as is `await group_job`."""
         async with asyncio.timeout(arguments.seconds_or_none("aget", "timeout", timeout)):
             return list(await asyncio.gather(*(job.aget(propagate=propagate) for job in self.jobs)))
 

@@ -168,7 +168,7 @@ class Job(Generic[R]):
     # Its state
 
     def state(self) -> JobState:
-        """Everything known about it now. Raises EngineUnavailable."""
+        """Return everything that is known about the job now. Raises EngineUnavailable."""
         if self._local is not None:
             return self._state_of(StoredResult(), self._local, None)
         stored = self._first()
@@ -323,7 +323,7 @@ class Job(Generic[R]):
         propagate: bool = True,
         on_message: Callable[[JobState], object] | None = None,
     ) -> R:
-        """As `get`, awaited; so is `await job`."""
+        """The async variant of `get`, as is `await job`."""
         self._warn_inside_task()
         seconds = arguments.seconds_or_none("aget", "timeout", timeout)
         ended = self._local
@@ -518,7 +518,7 @@ class Job(Generic[R]):
                 return
 
     async def awatch(self) -> AsyncIterator[JobState]:
-        """As `watch`, awaited."""
+        """The async variant of `watch`."""
         self._check_kept()
         last = await self.astate()
         yield last
@@ -566,7 +566,7 @@ class Job(Generic[R]):
     asave_meta = async_variant(save_meta)
 
     def note(self, state: str | None, about: Any, handle: int, fence: int) -> bool:
-        """Store the progress of a run while its lease is held. Returns whether it was."""
+        """Store the progress of a run while its lease is held. Returns whether it was held."""
 
         def change(report: Progress) -> None:
             report.state, report.about = state, about
@@ -594,10 +594,9 @@ class Job(Generic[R]):
 
     def cancel(self) -> bool:
         """
-        Cancel it, whatever it waits for. A running job is stopped: a coroutine is cancelled, a
-        child process killed; in a thread, JobCancelled is raised at the next Python instruction,
-        so not inside a long C call. Jobs before it in its flow are cancelled, too; jobs after it
-        fail.
+        Cancel the job, whatever it waits for. A running job is stopped: a coroutine is cancelled,
+        a child process killed; in a thread, JobCancelled is raised at the next Python instruction,
+        so not inside a long C call. Earlier jobs of its flow are cancelled too; later jobs fail.
 
         Returns False if it had already ended.
         """
@@ -622,7 +621,8 @@ class Job(Generic[R]):
 
     def requeue(self) -> bool:
         """
-        Redrive it if it is a dead letter; its attempts start at 1 again. Returns whether it was.
+        Redrive the job if it is a dead letter; its attempts start at 1 again. Returns whether it
+        was a dead letter.
         """
         if self.topic is None:
             self._find()

@@ -300,7 +300,7 @@ class RunnableTask:
         return returned
 
     async def aperform_current(self, request: Request) -> Any:
-        """As `perform_current`, for a coroutine function; hooks may be coroutines, too."""
+        """As `perform_current`, for a coroutine function; hooks may be coroutines too."""
         try:
             if self.has_hooks:
                 await _done(self.before_start(request.id, request.args, request.kwargs))

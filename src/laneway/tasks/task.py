@@ -150,7 +150,7 @@ class Task(RunnableTask, Generic[P, R]):
         return cast("Job[R]", self.publish(args, kwargs, self._taken_from(kwargs)))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """As `delay`, awaited."""
+        """The async variant of `delay`."""
         return cast("Job[R]", await self.apublish(args, kwargs, self._taken_from(kwargs)))
 
     def _taken_from(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class Task(RunnableTask, Generic[P, R]):
     async def apublish(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """As `publish`, awaited."""
+        """The async variant of `publish`."""
         if self._needs_steps(options):
             return await steps.arun(self._publishing(args, kwargs, options))
         producer = self.runtime.producer_in(options.get("connection"))
@@ -525,7 +525,7 @@ class Call(Generic[P, R]):
         return cast("Job[R]", self._task.publish(args, kwargs, self._options))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """As `enqueue`, awaited."""
+        """The async variant of `enqueue`."""
         return cast("Job[R]", await self._task.apublish(args, kwargs, self._options))
 
     def __repr__(self) -> str:

@@ -58,7 +58,7 @@ RESULT_TTL = 10 * 365 * 86_400
 @contextmanager
 def virtual(app: Laneway, *, start: datetime | None = None) -> Iterator[World]:
     """
-    Run the application in memory for the length of the block, with a clock that the test moves.
+    Run the application in memory during the block, with a clock that the test moves.
 
     `start`: the first time of the clock (default: now). Policies, gates, tiers, handlers and tasks
     are the application's; its real store is not touched. Every retry has its longest delay, so that

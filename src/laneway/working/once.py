@@ -44,7 +44,7 @@ def once(connection: Any, delivery: Identified) -> bool:
 
 
 async def aonce(connection: Any, delivery: Identified) -> bool:
-    """As `once`, awaited."""
+    """The async variant of `once`."""
     return bool(await Connected("once", connection).arun(_RECORD, _record(delivery)))
 
 
@@ -57,7 +57,7 @@ def forget_once(connection: Any, age: Duration) -> None:
 
 
 async def aforget_once(connection: Any, age: Duration) -> None:
-    """As `forget_once`, awaited."""
+    """The async variant of `forget_once`."""
     await Connected("forget_once", connection).arun(_FORGET, (_before(age),))
 
 

@@ -147,7 +147,7 @@ class AsyncResult:
         return self.job.cancel()
 
     async def aget(self, *, propagate: bool = True) -> Any:
-        """As `get`, awaited."""
+        """The async variant of `get`."""
         return await self.job.aget(propagate=propagate)
 
     def forget(self) -> None:

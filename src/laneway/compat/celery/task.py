@@ -272,7 +272,7 @@ class Task(_Task[..., Any]):
         return self.apply_async(args, kwargs, **_celery_named(options))
 
     async def apublish(self, *call: Any) -> Any:
-        """As `publish`, awaited: an overridden `apply_async` may block."""
+        """The async variant of `publish`: an overridden `apply_async` may block."""
         return await asyncio.to_thread(self.publish, *call)
 
     def _linked(

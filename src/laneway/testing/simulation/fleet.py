@@ -172,8 +172,8 @@ def simulated(app: Laneway, *, seed: int = 0, network: Network | None = None) ->
     """
     Simulate a fleet with the policies, gates, groups and tiers of an application, in memory.
 
-    The application's real store is not touched, and its handlers are not called: workers of the
-    simulation take as long as they are told.
+    The application's real store is not touched, and its handlers are not called: simulated
+    workers take the time that you set.
     """
     fleets: list[Fleet] = []
 
