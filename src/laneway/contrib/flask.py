@@ -86,7 +86,7 @@ def _commands() -> AppGroup:
             given["topics"] = [each.strip() for each in topics.split(",")]
         path = click.get_current_context().ensure_object(ScriptInfo).app_import_path
         if path is not None:
-            os.environ["FLASK_APP"] = path  # of the processes that it starts
+            os.environ["FLASK_APP"] = path  # for the processes that it starts
         LogStyle().apply()
         try:
             current_app.extensions["laneway"].run_worker(**given)

@@ -139,7 +139,7 @@ class PassageStream:
         self._messages = messages
         self._put = put
         self._unanswered: deque[Passage] = deque()
-        # Of the last batch, by the draft's identity: they may be published again.
+        # The last batch's, by the draft's identity: they may be published again.
         self._refused: dict[int, tuple[Draft, Passage]] = {}
 
     def __iter__(self) -> Iterator[Message]:

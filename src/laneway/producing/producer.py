@@ -206,7 +206,7 @@ class Producer:
         The first half of `apublish_draft`, without a coroutine of its own. If the receipt
         shows that the message was refused, `await_room` is the second half.
         """
-        del timeout  # of the second half
+        del timeout  # used by the second half
         return self.publisher.send(draft)
 
     def _has_to_wait(self, topic: str) -> bool:

@@ -626,7 +626,7 @@ class Sender:
         window = target.window
         if opens:
             was_open = target.opens > 0 or self._is_open(target)
-            if now < target.open_until:  # of a request that began before the breaker opened
+            if now < target.open_until:  # its request began before the breaker opened
                 return
             target.opens = max(target.opens, target.record.condition.opens) + 1
             if not was_open:

@@ -82,7 +82,7 @@ class Standby:
             self._store.prepare()
         elif (now - self._extended_at) // 1000 >= part_us:
             self._extend_all()
-            # Of a lease that may have ended meanwhile, nobody should say that it was renewed.
+            # A lease that may have ended meanwhile must not be reported as renewed.
             late_us = (time.monotonic_ns() - max(last, self._extended_at)) // 1000
             if late_us < (PARTS - 1) * part_us and fields[PASS_NS] == last:
                 fields[RENEWED_NS] = now + fields[SHORTEST_US] * 1000

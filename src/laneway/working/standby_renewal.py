@@ -152,7 +152,7 @@ class StandbyRenewal:
         fields = self._fields
         if fields is None:
             return
-        with self._lock, contextlib.suppress(OverflowError):  # of a foreign engine's numbers
+        with self._lock, contextlib.suppress(OverflowError):  # from a foreign engine's numbers
             added = _entries(deliveries)
             if fields[COUNT] * FIELDS + len(added) > self._capacity * FIELDS:
                 added = _entries(each for each in list(held.values()) if each is not None)

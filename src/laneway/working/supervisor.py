@@ -111,7 +111,7 @@ def _names_of(app: object, module_name: str, module: object) -> list[str]:
 
 def _wraps(value: object, app: object) -> bool:
     """Whether a value is a compatibility application (Celery, RQ) around this one."""
-    module = getattr(type(value), "__module__", None)  # of a user's class it may be anything
+    module = getattr(type(value), "__module__", None)  # a user's class may have any value
     return (
         isinstance(module, str)
         and module.startswith("laneway.compat.")

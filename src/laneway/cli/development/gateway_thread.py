@@ -45,7 +45,7 @@ class GatewayThread(threading.Thread):
         super().__init__(name="laneway-gateway", daemon=True)
         self.prefix = ""
         self.app = self._open(url, namespace)
-        # of the first namespace, so that a login holds when the program's one is known
+        # the first namespace's, so that a login holds when the program's one is known
         self._login = LocalLogin(shared_key(self.app.engine, KEY)) if has_login else None
         self._gateway = self._serve_app()
         self._options, self._socket = _listen(port)
