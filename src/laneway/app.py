@@ -1,4 +1,4 @@
-"""`Laneway`: the one object that a program creates."""
+"""`Laneway`: the application object that a program creates."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ class Laneway:
     workers forward what `publish(connection=…)` writes there. docs/reference/settings.md lists
     them all.
 
-    The engine is opened at first use. Policies and gates that were set before are declared then,
-    and belong to `program` (default: the module that creates the application). A newer `version`
-    replaces them, an older one changes nothing; without a version, each start replaces them.
+    The engine is opened at first use. It then declares the policies and gates that were set before;
+    they belong to `program` (default: the module that creates the application). A newer `version`
+    replaces them, and an older one changes nothing. Without a version, each start replaces them.
 
-    Every method that uses the engine has an async variant with an `a` in front. Raises UsageError
+    Every method that uses the engine has an async variant with the prefix `a`. Raises UsageError
     and BadPolicy for wrong arguments.
     """
 
@@ -171,7 +171,7 @@ class Laneway:
             spool=spool,
             outbox=None if outbox is None else arguments.name("Laneway", "outbox", outbox),
         )
-        """What the application has in this process; for extensions and tests."""
+        """The application's state in this process; for extensions and tests."""
         handlers = self.runtime.handlers
         handlers.add_own(EndedHandler())
         handlers.add_own(OpenHandler())
@@ -240,8 +240,8 @@ class Laneway:
         low=None)`. If the store is not open yet, they are set when it is opened.
 
         Every process uses them from its next lease on. They belong to the code's layer, and stay
-        until a program that declares other tiers opens the store. Raises BadPolicy, even if
-        only because a removed tier is the default or is named by a policy.
+        until a program that declares other tiers opens the store. Raises BadPolicy, for example if
+        a removed tier is the default or a policy names it.
         """
         self.runtime.holder.set_tiers({**(changes or {}), **shares})
 
@@ -253,7 +253,7 @@ class Laneway:
         They belong to the code's layer, so an operator's setting takes precedence. Before the store
         is opened, they belong to the program and its version (see `Laneway`). Later, they stay
         until they are reset, and take precedence over those that programs declare. Raises
-        BadPolicy, too, if another program declares a different value.
+        BadPolicy, including if another program declares a different value.
         """
         self.runtime.holder.set_policy(pattern, fields)
 
@@ -262,8 +262,8 @@ class Laneway:
         Set the policies of many topics or patterns, given as pairs of name and fields, in batches.
         Returns the number of policies set.
 
-        The cost of each does not depend on the number of topics with a policy. Raises BadPolicy,
-        which names the topic; its notes tell how many were set before it.
+        The cost per topic does not depend on the number of topics with a policy. Raises BadPolicy,
+        which names the topic; its notes give the number of policies that were set before.
         """
         count = self.runtime.holder.declare_many(policies)
         return count if count is not None else admin_policies.set_many(self.engine, policies)
@@ -298,11 +298,12 @@ class Laneway:
     ) -> None:
         """
         Set the weight and the limits of a topic group, the topics whose policies name it by
-        `group=`. Each call sets all of the group's settings in the code; None leaves one unset.
+        `group=`. Each call replaces all of the group's settings in the code's layer; None leaves
+        one unset.
 
         `weight`: its share among the groups and topics of its tier, 0.01 … 1,000; default 1.
-        `rate`, `burst`, `concurrency`: of all its topics together. Each setting of an operator
-        takes precedence. Raises BadPolicy.
+        `rate`, `burst`, `concurrency`: for all its topics together. An operator's settings take
+        precedence. Raises BadPolicy.
 
             app.policy("push.*", group="customer.{1}")
             app.topic_group("customer.acme", weight=3, rate="200/s")
@@ -330,16 +331,15 @@ class Laneway:
         message. The subscription `audit` of the topic `orders` is the topic `orders#audit`.
 
         `kind`: `"shared"`: its consumers compete; `"exclusive"`, `"failover"`: it has one consumer,
-        and a second one is refused, or takes over when the first one ends. `start`: `"all
-        waiting"` also copies the messages that the topic holds, up to 100,000. `where`: copy only
-        messages whose headers match all of these, like `{"type": "order.*"}`. `expires`: stop
-        copying after this long without use. `forget_after`: remove it, with its
-        messages, when `subscribe` was not called for it for this long; a later call for the same
-        topic with `forget_after` does so.
+        and a second one is refused, or takes over when the first one ends. `start`: `"all waiting"`
+        also copies the messages that the topic holds, up to 100,000. `where`: copy only messages
+        whose headers match all of these, like `{"type": "order.*"}`. `expires`: stop copying after
+        this long without use. `forget_after`: remove the subscription, with its messages, if
+        `subscribe` is not called for it for this long; the next call for the same topic with
+        `forget_after` removes it.
 
-        It is a setting of the topic's policy; a second call changes it. docs/subscriptions.md tells
-        more. Raises BadPolicy, UsageError; with `start="all waiting"`, Refused and BacklogFull as
-        well.
+        It is a setting of the topic's policy; a second call changes it. See docs/subscriptions.md.
+        Raises BadPolicy, UsageError; with `start="all waiting"`, also Refused and BacklogFull.
         """
         config.refuse_unknown("subscribe", unknown, config.options_of(Laneway.subscribe))
         admin_subscriptions.subscribe(
@@ -369,14 +369,14 @@ class Laneway:
         promises.
 
         Options: `key`, `priority`, `delay` or `at`, `ttl`, `id`, `headers`, `at_front`, `cost`;
-        `Message` explains them. Calls of many threads share transactions. With `on_full="block"`
-        the call waits for room in a full backlog, at most `timeout`. Returns the receipt. Raises
+        `Message` explains them. Concurrent calls share transactions. With `on_full="block"` the
+        call waits for room in a full backlog, at most `timeout`. Returns the receipt. Raises
         BadMessage, BacklogFull, EngineUnavailable.
 
-        `connection`: publish in the transaction of this connection to a database of your own, with
-        the outcome `"spooled"`. The message exists once that transaction commits, and workers
-        forward it (`Laneway(outbox=…)`). A connection of psycopg, asyncpg or sqlite3, a Connection
-        or Session of SQLAlchemy, or Django's `connection`. Raises the database's errors.
+        `connection`: publish in the transaction of this connection to your own database, with the
+        outcome `"spooled"`. The message exists once that transaction commits, and workers forward
+        it (`Laneway(outbox=…)`). A connection of psycopg, asyncpg or sqlite3, a Connection or
+        Session of SQLAlchemy, or Django's `connection`. Raises the database's errors.
         """
         return self.runtime.publish(topic, body, options, timeout, connection)
 
@@ -390,8 +390,7 @@ class Laneway:
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """
-        As `publish`, awaited. Messages that coroutines publish at the same time share a
-        transaction.
+        Like `publish`, awaited. Messages that coroutines publish concurrently share a transaction.
         """
         return await self.runtime.apublish(topic, body, options, timeout, connection)
 
@@ -408,9 +407,9 @@ class Laneway:
         in the same order. The next batch is read while one is being stored.
 
         A message over a backlog limit has the outcome `"refused"`; with `on_full="block"` only
-        after waiting `timeout` for room. Each batch is atomic; an error's notes say how many
-        messages were accepted before it. `progress`: show progress on standard error; default: if
-        that is a terminal. `connection`: as in `publish`. Raises BadMessage, EngineUnavailable.
+        after waiting `timeout` for room. Each batch is atomic; an error's notes give the number of
+        messages accepted before it. `progress`: show progress on standard error; default: only on a
+        terminal. `connection`: as in `publish`. Raises BadMessage, EngineUnavailable.
         """
         producer = self.runtime.producer_in(connection)
         return producer.publish_many(messages, progress=progress, timeout=timeout)
@@ -424,22 +423,22 @@ class Laneway:
         connection: Any = None,
     ) -> list[Receipt]:
         """
-        As `publish_many`, awaited. An async iterable is accepted, too (without progress); a plain
-        one is read in a thread.
+        Like `publish_many`, awaited. It accepts an async iterable too (without progress). A plain
+        iterable is read in a thread.
         """
         producer = self.runtime.producer_in(connection)
         return await producer.apublish_many(messages, progress=progress, timeout=timeout)
 
     def flush(self, timeout: Duration | None = None) -> int:
         """
-        Send what is in the buffer or spool, and wait until the store has answered it, at most
-        `timeout`. Returns the number of messages without an answer; 0 immediately if there is
-        no buffer or spool. Raises UsageError.
+        Send the messages in the buffer or spool, and wait at most `timeout` for the store's
+        answers. Returns the number of messages without an answer; 0 immediately without a buffer or
+        spool. Raises UsageError.
         """
         return self.runtime.producer.flush(timeout)
 
     def spool_status(self) -> SpoolStatus:
-        """What the spool holds: count, size, age, and why it waits. Raises UsageError."""
+        """Return the spool's count, size and age, and why it waits. Raises UsageError."""
         return self.runtime.producer.spool_status()
 
     # Consuming by hand
@@ -457,14 +456,14 @@ class Laneway:
         lease: Duration | None = None,
     ) -> list[Delivery]:
         """
-        Lease up to `n` messages in fair order; wait at most `wait` for the first one. Settle each
-        of them.
+        Lease up to `n` messages in fair order; wait at most `wait` for the first one. You must
+        settle each of them.
 
         `topics`: only these, strictly in this order. `only`: only these topics and patterns, in
         fair order. `priority`, `max_priority`: only messages of at least, and at most, this
-        priority. With `wait`, it looks for priorities and patterns twice per second. `lease`: end
-        the lease after this long (at least 1 s) if the policy's `lease` is longer. Raises
-        UsageError, EngineUnavailable; Refused for a subscription that does not exist.
+        priority. With `wait`, the call searches for priorities and patterns twice per second.
+        `lease`: end the lease after this long (at least 1 s) if the policy's `lease` is longer.
+        Raises UsageError, EngineUnavailable; Refused for a subscription that does not exist.
         """
         priorities = delivery.priorities(priority, max_priority)
         wanted = delivery.Wanted.checked(n, wait, pool, topics, priorities, only, lease)
@@ -483,7 +482,7 @@ class Laneway:
         lease: Duration | None = None,
     ) -> list[Delivery]:
         """
-        As `lease`, awaited. Messages that arrive after the caller was cancelled are released
+        Like `lease`, awaited. Messages that arrive after the caller was cancelled are released
         immediately.
         """
         priorities = delivery.priorities(priority, max_priority)
@@ -499,7 +498,7 @@ class Laneway:
 
     def extend_many(self, deliveries: Iterable[Delivery], by: Duration) -> list[Delivery]:
         """
-        Extend many leases to at least `by` from now, in one transaction. Returns the deliveries
+        Extend many leases until at least `by` from now, in one transaction. Returns the deliveries
         whose leases had ended. Raises BadMessage, UsageError, EngineUnavailable.
         """
         return delivery.extend_many(self.engine, deliveries, by)
@@ -507,7 +506,7 @@ class Laneway:
     def release_many(self, deliveries: Iterable[Delivery], *, begun: bool = True) -> None:
         """
         Return many messages immediately without counting an attempt, in one transaction; see
-        `Delivery.release`. Those whose leases had ended have returned already.
+        `Delivery.release`. Messages whose leases had ended have already returned.
         """
         delivery.release_many(self.engine, deliveries, begun=begun)
 
@@ -529,8 +528,9 @@ class Laneway:
                     ...
                     delivery.ack()
 
-        `take` also waits for room, which each settled message makes. If the process dies, its
-        messages are delivered again after `lease`. Other arguments and errors: as in `lease`.
+        `take` also waits for room: each settled message makes room for another one. If the process
+        dies, its messages are delivered again after `lease`. Other arguments and errors: as in
+        `lease`.
         """
         # Workers and producers do not need it.
         from laneway.leases import leases_of  # noqa: PLC0415
@@ -557,26 +557,26 @@ class Laneway:
         `"rate"` (deliveries), `"in-rate"` (arrivals), `"worker-time"`, `"failures"`, `"dead"` or
         `"throttled"`. Raises UsageError, BadPolicy.
 
-        `pattern`: of topics (`"orders.*"`), or of the subscriptions of a name (`"orders.*#audit"`),
-        which has no list by name.
+        `pattern`: a pattern of topics (`"orders.*"`) or of the subscriptions with one name
+        (`"orders.*#audit"`), which cannot be listed by name.
 
-        By `"repeats"`: the topics in which merging would save the most messages, from a sample of
-        the next 200 messages of the 50 topics with the largest backlogs.
+        `"repeats"` lists the topics in which merging would save most messages, from a sample of the
+        next 200 messages of each of the 50 topics with the largest backlogs.
         """
         return top_topics.listed(self.engine, order, pattern, limit, after)
 
     def wait_idle(self, pattern: str, timeout: Duration | None = None) -> bool:
         """
         Wait until no message waits or is leased in a topic, or in the topics of a pattern: for
-        example, until a crawl whose handlers publish more messages has ended. Delayed messages
-        count, retries and paused topics, too; subscriptions of the pattern's topics do not.
+        example, until a crawl whose handlers publish more messages has ended. Delayed messages,
+        retries and paused topics count; subscriptions of the pattern's topics do not.
 
         Returns False after the timeout. Raises UsageError, BadPolicy.
         """
         return IdleWait(self.runtime, check_pattern(pattern)).run(timeout)
 
     async def await_idle(self, pattern: str, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_idle
-        """As `wait_idle`, awaited."""
+        """Like `wait_idle`, awaited."""
         return await IdleWait(self.runtime, check_pattern(pattern)).arun(timeout)
 
     def alarm(
@@ -593,12 +593,13 @@ class Laneway:
     ) -> None:
         """
         Set an alarm, which the program's workers compare with the history every 10 s. It is active
-        while one of its limits is passed; hooks of `on_alarm` are called when it begins and ends.
+        while one of its limits is exceeded; the hooks of `on_alarm` are called when it begins and
+        ends.
 
         Arguments: `name`: unique in the namespace; `pattern`, `tier`: as in `history.read`;
         `full_within`: a backlog limit will be reached within this time; `drain_over`: the backlog
-        needs longer to drain, or does not drain; `oldest_over`: a message waits longer;
-        `waiting_over`: more messages wait. Raises UsageError.
+        needs longer than this to drain, or does not drain; `oldest_over`: a message has waited
+        longer than this; `waiting_over`: more messages than this wait. Raises UsageError.
         """
         rule = AlarmRule.checked(
             name=name,
@@ -613,10 +614,10 @@ class Laneway:
 
     def on_alarm(self, hook: OnAlarm) -> OnAlarm:
         """
-        Register a hook: it is called with an `Alarm` when one begins, and when it ends.
+        Register a hook that is called with an `Alarm` when an alarm begins and when it ends.
 
-        Only the first worker of the namespace that notices it calls the hook, in its own
-        thread. Errors of the hook are logged.
+        Only the namespace's first worker that notices the alarm calls the hook, in its own thread.
+        The hook's errors are logged.
         """
         self.runtime.handlers.alarms.add_hook(hook)
         return hook
@@ -635,8 +636,8 @@ class Laneway:
 
     def explain_topic(self, topic: str) -> TopicExplanation:
         """
-        Explain why a topic delivers nothing, or too little: reasons as sentences, the decisive
-        one first, each with what to do about it.
+        Explain why a topic delivers nothing, or too little: reasons as sentences, the decisive one
+        first, each with advice.
         """
         # Programs that only publish or work do not need it.
         from laneway.push import reasons  # noqa: PLC0415
@@ -649,8 +650,8 @@ class Laneway:
         self, pool: str | None = None, *, limit: int = 1000, after: str | None = None
     ) -> list[WorkerInfo]:
         """
-        List the workers that serve the namespace, in the order of their ids, as of their last
-        heartbeats. A dead worker stays on the list for a few seconds.
+        List the workers that serve the namespace by id, as of their last heartbeats. A dead worker
+        stays on the list for a few seconds.
 
         Arguments: `pool`: only workers that serve it; `limit`: the maximum number; `after`: the
         last id of the previous page.
@@ -683,8 +684,8 @@ class Laneway:
         Register a function for the messages of a topic, or of all topics under a dotted prefix; the
         most specific pattern wins.
 
-        With `subscription`, the function gets only that subscription's copies; without it, no
-        copies.
+        With `subscription`, the function gets only that subscription's copies; without it, it gets
+        no copies.
 
         `async def` runs on the event loop, `def` in threads, with `isolation="process"` in child
         processes. `concurrency`: the maximum number of concurrent calls in one worker. `batch=n`:
@@ -740,13 +741,13 @@ class Laneway:
         Make a function callable in the background: `function.delay(…)`. With or without
         parentheses.
 
-        `topic` may name arguments (`"mail.{customer}"`); default `task.<name>`. So may `key`
-        (serial processing, merging) and `id` (repeating the call is a duplicate). `bind=True`: the
-        first argument is the task itself. `base`: a subclass of `Task`, with hooks.
-        `autoretry_for`: only these errors are retried, and never those of `dont_autoretry_for`.
-        `serializer`: "json", "msgpack" or "pickle"; with "pickle", anyone who can publish to the
-        store can run code in its workers. `isolation`, `time_limit` and `soft_time_limit` are as in
-        `handler`. docs/tasks.md lists all options.
+        `topic` may name arguments (`"mail.{customer}"`); default `task.<name>`. `key` (serial
+        processing, merging) and `id` (repeating the call is a duplicate) may name arguments too.
+        `bind=True`: the first argument is the task itself. `base`: a subclass of `Task`, with
+        hooks. `autoretry_for`: only these errors are retried, and never those of
+        `dont_autoretry_for`. `serializer`: "json", "msgpack" or "pickle"; with "pickle", anyone who
+        can publish to the store can run code in its workers. `isolation`, `time_limit` and
+        `soft_time_limit` are as in `handler`. docs/tasks.md lists all options.
 
         All other options are fields of the topic's policy (`rate`, `concurrency`, `retries` …).
         Raises UsageError, BadPolicy.
@@ -755,8 +756,8 @@ class Laneway:
 
     def run_worker(self, **options: Unpack[WorkerOptions]) -> Summary:
         """
-        Handle messages until SIGTERM or SIGINT, or with `burst` until nothing can run now. Returns
-        the number of handled messages by outcome.
+        Handle messages until SIGTERM or SIGINT, or with `burst` until no message can run now.
+        Returns the number of handled messages by outcome.
 
         `WorkerOptions` has the options: `concurrency`, `pool`, `topics`, `processes` and others.
         Raises UsageError if an event loop runs in this thread (see `arun_worker`), and while a
@@ -771,17 +772,17 @@ class Laneway:
     async def arun_worker(self, **options: Unpack[EmbeddedOptions]) -> Summary:
         """
         Handle messages on the running event loop until cancelled, until `aclose`, or with `burst`
-        until nothing can run now. Returns the number of handled messages by outcome.
+        until no message can run now. Returns the number of handled messages by outcome.
 
-        When cancelled, it stops in order within `grace`; when cancelled again, immediately. It
-        never changes signal handlers.
+        When cancelled, it shuts down gracefully within `grace`; when cancelled again, it stops
+        immediately. It never changes signal handlers.
         """
         return await EmbeddedWorker.of(self.runtime, "arun_worker", {**options}).arun()
 
     def worker(self, **options: Unpack[EmbeddedOptions]) -> EmbeddedWorker:
         """
-        Create a worker inside a program that does other work, too:
-        `async with app.worker() as worker:` runs it during the block.
+        Create a worker inside a program that also does other work: `async with app.worker() as
+        worker:` runs it during the block.
 
         `worker.stop()` ends it from any thread; `worker.run()` runs it in its own thread. It
         never changes signal handlers.
@@ -790,13 +791,13 @@ class Laneway:
 
     def lifespan(self, function: L) -> L:
         """
-        Declare state of a worker, such as a pool of connections: a generator function without
+        Declare state of a worker, such as a connection pool: a generator function without
         parameters, `async` or not, that yields it once.
 
         Each worker calls it when it starts, and continues it after its last handler. Its return
         annotation (`AsyncIterator[Database]`) names the type; handlers and tasks with a parameter
         of that type (or `Database | None = None`) get it from their worker. Declare it above them.
-        Not in child processes (`isolation="process"`). Raises UsageError.
+        It is not available in child processes (`isolation="process"`). Raises UsageError.
         """
         self.runtime.handlers.lifespans.add(function)
         return function
@@ -824,10 +825,10 @@ class Laneway:
 
             app.endpoint("push.acme", url="https://acme.example/hooks", timeout=15)
 
-        The endpoint of a subscription, like `push.acme#crm`, declares that subscription, too.
-        Settings that are left out do not change; None resets one. `docs/push.md` lists them.
-        A new endpoint gets a secret, which only this call returns, as the attribute `secret`.
-        Raises UsageError; Refused if no endpoint exists, or if its secret cannot be stored.
+        The endpoint of a subscription, such as `push.acme#crm`, declares that subscription too.
+        Omitted settings do not change; None resets a setting. `docs/push.md` lists them. A new
+        endpoint gets a secret, which only this call returns, as the attribute `secret`. Raises
+        UsageError; Refused if no endpoint exists, or if its secret cannot be stored.
         """
         from laneway.push.endpoint import set_endpoint  # noqa: PLC0415  # as in push
 
@@ -844,11 +845,11 @@ class Laneway:
         **unknown: Never,
     ) -> Queue:
         """
-        A topic for calls of any importable function: `app.queue("low").enqueue(function, 1,
+        Return a topic for calls of any importable function: `app.queue("low").enqueue(function, 1,
         text="x")`.
 
-        The worker's program must name the queue, too: functions are imported by name only for
-        named queues. `isolation="process"`: each call runs in a child process that can be killed.
+        The worker's program must name the queue too: functions are imported by name only for named
+        queues. `isolation="process"`: each call runs in a child process that can be killed.
         `default_timeout`: the time limit of calls that do not set one. Raises UsageError.
         """
         config.refuse_unknown("queue", unknown, config.options_of(Laneway.queue))
@@ -858,8 +859,8 @@ class Laneway:
         """
         Return the handle of a task's call by its id, from any process.
 
-        Without `topic`, the id is found if the store generated it, and in the topics of this
-        program's tasks that do not depend on arguments. An id that you chose, or that was made for
+        Without `topic`, the id is found if the store generated it, or if it is in a topic of this
+        program's tasks that does not depend on arguments. An id that you chose, or that belongs to
         a flow, a spool or an outbox, may need its topic.
         """
         return job_of(self.runtime, job_id, topic)
@@ -870,15 +871,14 @@ class Laneway:
         self, name: str, call: Message | Task[..., Any], **options: Unpack[ScheduleOptions]
     ) -> None:
         """
-        Declare a schedule in the program's code: a message or call that is published again and
-        again. Workers store it when they start.
+        Declare a schedule in the program's code: a message or call that is published repeatedly.
+        Workers store it when they start.
 
-        `call`: a message, or a task with `args` and `kwargs`. One of: `every` ("10m"; "2 months"),
-        `cron` (five fields, or six with seconds first; or @daily …), `sun` (("sunrise", latitude,
-        longitude)), `at` (once); in `timezone`, from `start` on. `missed`: for firings that were
-        late because no worker ran: "one" publishes the last of them, "all" each, "skip" none.
-        `spread`: delays each schedule by its own part of this duration. docs/schedules.md tells
-        more.
+        `call`: a message, or a task with `args` and `kwargs`. Give one of `every` ("10m"; "2
+        months"), `cron` (five fields, or six with seconds first; or @daily …), `sun` (("sunrise",
+        latitude, longitude)) and `at` (once); in `timezone`, from `start` on. `missed`: for firings
+        that were missed because no worker ran: "one" publishes the last of them, "all" each, "skip"
+        none. `spread`: delay each schedule by its own part of this duration. See docs/schedules.md.
 
         Each firing is published once, whatever the number of workers. Raises UsageError,
         BadMessage.
@@ -889,11 +889,11 @@ class Laneway:
 
     def asgi(self, *, is_open: bool = False, extensions: Sequence[Extension] = ()) -> Gateway:
         """
-        The HTTP API (see docs/gateway.md) as an ASGI application, to be mounted in another one.
+        Return the HTTP API (see docs/gateway.md) as an ASGI application, to mount in another one.
 
-        Until the namespace has tokens, it answers only clients on this machine, and no request
-        that came through a proxy; `is_open`: every client may do everything. `extensions`: pages of
-        other packages (see `laneway.gateway.extension`). Call its `close` at the end.
+        Until the namespace has tokens, it answers only clients on this machine, and no requests
+        that came through a proxy. `is_open`: every client may do everything. `extensions`: pages of
+        other packages (see `laneway.gateway.extension`). Call the application's `close` at the end.
         """
         from laneway.gateway.gateway import Gateway  # noqa: PLC0415  # most programs serve none
 
@@ -914,17 +914,17 @@ class Laneway:
         **unknown: Never,
     ) -> Election:
         """
-        Run a singleton: of all processes that run the election, one holds its term at a time.
+        Run a singleton: one of the processes that run the election holds its term at a time.
 
         `career`: a class with `inaugurate()`, `execute(term)` and `hand_over()`, each a plain or a
         coroutine function; or a function that creates such an object. Every term gets a new
         one. `term.number` is a fencing token for your own store: it grows with every term.
 
-        `term`: how long the holder may be out of reach before another one takes over, from 0.5 s to
+        `term`: how long the holder may be unreachable before another one takes over, from 0.5 s to
         1 h. `hand_over_within`: how long a holder may take to step down. `stalled_after`: a holder
         that has not checked its term for that long is asked to step down. `zookeeper`: where the
         election is kept, `"host:2181,host:2181/root"`; default: the store. `in_workers`: the
-        application's workers are candidates. docs/elections.md tells more.
+        application's workers are candidates. See docs/elections.md.
 
         `election.run()`, `await election.arun()` or `election.start()` makes this process
         a candidate. Without a career, the election can only be read and asked to step down. Raises
@@ -947,10 +947,10 @@ class Laneway:
 
     def around_publish(self, middleware: M) -> M:
         """
-        Register a middleware of publishing, for every message of `publish`, `publish_many` and
+        Register a publish middleware, called for every message of `publish`, `publish_many` and
         `delay`; the first one is the outermost.
 
-        It is a generator function that yields once: the message, or a changed one
+        It is a generator function that yields once: the message, or a modified copy
         (`msgspec.structs.replace`). The yield returns the message's receipt. An error before the
         yield refuses the message; an error of publishing is raised at the yield. Raises UsageError
         for another function.
@@ -960,12 +960,12 @@ class Laneway:
 
     def around_handling(self, middleware: H) -> H:
         """
-        Register a middleware of handling, around every call of a handler; the first one is the
+        Register a handling middleware, called around every handler call; the first one is the
         outermost. It must not block.
 
-        It is a generator function of the message (for a batch handler: the list) that yields once.
-        The handler runs at the yield, and its error is raised there. The middleware's error is the
-        outcome: it may replace one error with another, or with Reject. Raises UsageError for
+        It is a generator function that gets the message (for a batch handler: the list) and yields
+        once. The handler runs at the yield, and its error is raised there. The middleware's error
+        is the outcome: it may replace one error with another, or with Reject. Raises UsageError for
         another function.
         """
         self.runtime.handlers.middlewares.add_middleware(middleware)
@@ -985,7 +985,7 @@ class Laneway:
 
     def on_success(self, hook: OnSuccess) -> OnSuccess:
         """
-        Register a hook: it is called with each message that a worker of this program has finished.
+        Register a hook that is called with each message that a worker of this program has finished.
 
         Hooks run one at a time in their own thread, after the engine has stored the outcome; their
         errors are logged. They are not called for messages that end without a handler

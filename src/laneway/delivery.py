@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 LOOK_SECONDS = 0.5
-"""How soon a lease that waits for messages of a priority or pattern looks for them again."""
+"""Seconds between two searches of a lease call that waits for a priority or pattern."""
 
 
 class Delivery:
@@ -54,7 +54,7 @@ class Delivery:
     ) -> None:
         """
         `ahead_us`: the store's clock minus this process's monotonic clock, in microseconds.
-        `on_end`: called when the lease was settled here, or was found to have ended.
+        `on_end`: called when the lease is settled here, or is found to have ended.
         """
         self._engine = engine
         self._on_end = on_end
@@ -74,7 +74,7 @@ class Delivery:
 
     @property
     def body(self) -> Any:
-        """The message's body; a list of bodies where the policy merges `"all"`."""
+        """The message's body; a list of bodies if the policy merges `"all"`."""
         return self.message.body
 
     @property
@@ -113,12 +113,12 @@ class Delivery:
         return self.lease.deadline_us / units.SECOND
 
     def _now_us(self) -> int:
-        """The store's time; behind it by as long as the answer of the lease took."""
+        """The store's time, late by the time that the answer of the lease took."""
         return time.monotonic_ns() // 1_000 + self._ahead_us
 
     def ack(self, publish: Iterable[Message] = ()) -> None:
         """
-        Finish the message; `publish`: messages to publish in the same transaction.
+        Finish the message. `publish`: messages to publish in the same transaction.
 
         Messages without an id get one that is derived from this message's id, so a repetition is a
         `duplicate`.
@@ -139,9 +139,9 @@ class Delivery:
 
         `error` is stored with the message, its first 4,000 characters. `overload`: how the
         destination showed that it is overloaded, `"timeout"` or `"answer"`; a topic with
-        `concurrency="auto"` lowers its limit. Raises BadMessage for a
-        wrong delay, and UsageError if the topic delivers at most once, since the message was
-        finished at its delivery.
+        `concurrency="auto"` lowers its limit. Raises BadMessage for an invalid delay, and
+        UsageError if the topic delivers at most once, because the message was finished at its
+        delivery.
         """
         delay_us = None if delay is None else _microseconds("retry", delay)
         _check_text("retry", "error", error)
@@ -157,14 +157,16 @@ class Delivery:
         )
 
     def dead(self, reason: str = "rejected by the consumer") -> None:
-        """Make it a dead letter with this reason; its first 1,000 characters are stored."""
+        """
+        Make the message a dead letter with this reason; its first 1,000 characters are stored.
+        """
         _check_text("dead", "reason", reason)
         self._settle(Settlement(self.lease.handle, self.lease.fence, "dead", reason=reason))
 
     def release(self, *, begun: bool = True, overload: Overload | None = None) -> None:
         """
-        Return it immediately without counting an attempt; `begun=False` returns the rate permit,
-        too.
+        Return the message immediately without counting an attempt. `begun=False` returns its rate
+        permit too.
 
         `overload`: as in `retry`.
         """
@@ -179,7 +181,7 @@ class Delivery:
         )
 
     def extend(self, by: Duration) -> None:
-        """Extend the lease to at least `by` from now."""
+        """Extend the lease until at least `by` from now."""
         by_us, lease = _microseconds("extend", by), self.lease
         if not self._engine.extend([(lease.handle, lease.fence)], by_us)[0]:
             self.ended()
@@ -191,7 +193,7 @@ class Delivery:
         self.lease.deadline_us = max(self.lease.deadline_us, self._now_us() + by_us)
 
     def ended(self) -> None:
-        """Tell the owner of the leases that this one has ended."""
+        """Notify the owner of the leases that this one has ended."""
         if self._on_end is not None:
             self._on_end(self)
 
@@ -223,9 +225,10 @@ class Delivery:
 
 class Wanted(msgspec.Struct, frozen=True):
     """
-    The checked arguments of a lease call. `count`: most messages; `wait`: seconds; `topics`: only
-    these, strictly in this order, None: all of the pool; `priorities`: the least and the largest;
-    `only`: patterns, only their topics in fair order; `lease_us`: the longest lease.
+    The checked arguments of a lease call. `count`: maximum number of messages. `wait`: seconds.
+    `topics`: only these, strictly in this order, or None for all topics of the pool. `priorities`:
+    the smallest and the largest. `only`: patterns; only their topics, in fair order. `lease_us`:
+    the longest lease.
     """
 
     count: int
@@ -238,7 +241,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> Sequence[str] | None:
-        """The only topics that it may take from; None: not a list of names."""
+        """The only topics that it may lease from, or None if `topics` is not a list of names."""
         if self.only is not None and not any(map(is_pattern, self.only)):
             return self.only
         return self.topics
@@ -277,8 +280,8 @@ class Wanted(msgspec.Struct, frozen=True):
 
 def priorities(least: int | None, largest: int | None) -> tuple[int, int] | None:
     """
-    The checked priorities of a lease, from its `priority` and `max_priority`; None: any. Raises
-    UsageError.
+    The checked priorities of a lease, from its `priority` and `max_priority`, or None if it takes
+    any. Raises UsageError.
     """
     if least is None and largest is None:
         return None
@@ -291,8 +294,8 @@ def priorities(least: int | None, largest: int | None) -> tuple[int, int] | None
 
 def lease(runtime: Runtime, wanted: Wanted, interrupt: Interrupt | None = None) -> list[Delivery]:
     """
-    Lease messages; waits for the first one at most `wanted.wait` seconds, or until `interrupt`.
-    Raises EngineUnavailable; Refused for a subscription that there is not.
+    Lease messages. Waits for the first one at most `wanted.wait` seconds, or until `interrupt`.
+    Raises EngineUnavailable; Refused for a subscription that does not exist.
     """
     deadline = time.monotonic() + wanted.wait
     interrupt = interrupt if interrupt is not None else Interrupt()
@@ -306,7 +309,7 @@ def lease(runtime: Runtime, wanted: Wanted, interrupt: Interrupt | None = None) 
         if batch.next_wake_us is not None:
             left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
         if wanted.priorities is not None or (wanted.only is not None and topics is None):
-            # The store wakes a waiting caller for any message, which this one may not take.
+            # The store wakes a waiting caller for any message, even an unwanted one.
             _sleep(min(max(left, 0.0), LOOK_SECONDS), interrupt)
             continue
         engine.wait(left, pool=pool, topics=topics, interrupt=interrupt)
@@ -315,8 +318,8 @@ def lease(runtime: Runtime, wanted: Wanted, interrupt: Interrupt | None = None) 
 
 def lease_batch(engine: FullEngine, wanted: Wanted, count: int, call: str) -> Batch:
     """
-    Lease up to `count` messages, without waiting. `call`: for people who ask who holds them. Raises
-    as `lease`.
+    Lease up to `count` messages, without waiting. `call`: shown to people as the leases' holder.
+    Raises the errors of `lease`.
     """
     while True:
         batch = engine.lease(
@@ -329,7 +332,7 @@ def lease_batch(engine: FullEngine, wanted: Wanted, count: int, call: str) -> Ba
             priorities=wanted.priorities,
             holder=f"application {process_name()} ({call})",
         )
-        if batch.leases or not batch.goes_on:  # else not all lanes were looked at
+        if batch.leases or not batch.goes_on:  # else not all lanes were searched
             break
     if not batch.leases:
         check_subscriptions(engine, wanted.names)
@@ -342,7 +345,7 @@ def process_name() -> str:
 
 
 def check_subscriptions(engine: FullEngine, topics: Iterable[str] | None) -> None:
-    """Raises Refused if one of these topics is the address of a subscription that there is not."""
+    """Raise Refused if one of these topics is the address of a subscription that does not exist."""
     for topic in topics or ():
         base, name = split(topic) if is_copy(topic) else (topic, "")
         if name and all(each.name != name for each in engine.policy_of(base).subscriptions):
@@ -358,7 +361,7 @@ def _sleep(seconds: float, interrupt: Interrupt) -> None:
 
 
 async def alease(runtime: Runtime, wanted: Wanted) -> list[Delivery]:
-    """As `lease`, awaited. A cancelled call releases the messages that arrive for it."""
+    """Like `lease`, awaited. A cancelled call releases the messages that arrive for it."""
     interrupt = Interrupt()
 
     def lease_or_release() -> list[Delivery]:
@@ -415,8 +418,8 @@ def ack_many(engine: Queue, deliveries: Iterable[Delivery]) -> None:
 
 def release_many(engine: Queue, deliveries: Iterable[Delivery], *, begun: bool = True) -> None:
     """
-    Return many messages in one transaction, as `Delivery.release`. Those whose leases had ended
-    have returned already.
+    Return many messages in one transaction, like `Delivery.release`. Messages whose leases had
+    ended have already returned.
     """
     checked = _deliveries("release_many", deliveries)
     _settle_many(
@@ -428,8 +431,8 @@ def release_many(engine: Queue, deliveries: Iterable[Delivery], *, begun: bool =
 
 def extend_many(engine: Queue, deliveries: Iterable[Delivery], by: Duration) -> list[Delivery]:
     """
-    Extend many leases in one transaction, as `Delivery.extend`. Returns the deliveries whose leases
-    had ended.
+    Extend many leases in one transaction, like `Delivery.extend`. Returns the deliveries whose
+    leases had ended.
     """
     checked, by_us = _deliveries("extend_many", deliveries), _microseconds("extend_many", by)
     if not checked:
@@ -471,7 +474,7 @@ def _deliveries(call: str, given: Iterable[Delivery]) -> list[Delivery]:
 
 
 def lease_lost(lease: Lease, answer: str) -> LeaseLost:
-    """The error of a settle that came after the lease had ended. `answer`: the engine's."""
+    """The error of a settle after the lease had ended. `answer`: the engine's answer."""
     ended = (
         "the lease has ended: it was settled already, it expired, or the store has lost its data"
     )

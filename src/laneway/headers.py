@@ -1,10 +1,10 @@
 """
 The control headers of messages: their names, and the functions that read them.
 
-Any program that may publish can write them. So `check` refuses invalid values at publish, and
-every reader uses the functions of this module: a value that cannot be read counts as absent,
-and numbers stay within their bounds. The Valkey engine's scripts read `RESULT_TTL`, `SIGNALS`,
-`FLOW` and `COST` too (`scripts/parts/`: `results.lua`, `flow_signals.lua`, `messages.lua`).
+Any program that may publish can write them. Therefore `check` refuses invalid values at publish,
+and every reader uses the functions of this module: an invalid value counts as absent, and numbers
+stay within their bounds. The Valkey engine's scripts read `RESULT_TTL`, `SIGNALS`, `FLOW` and
+`COST` too (`scripts/parts/`: `results.lua`, `flow_signals.lua`, `messages.lua`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SCHEDULE = "laneway-schedule"
 """The name of the schedule that published the message."""
 
 COST = "laneway-cost"
-"""How many permits of its rates a delivery uses; the option `cost` writes it."""
+"""How many rate permits a delivery uses; the option `cost` writes it."""
 
 RETRY_DELAY = "retry-delay"
 """Seconds before each retry of a task that is called by name, separated by commas."""
@@ -56,8 +56,8 @@ MAX_TEXT = 100
 
 MAX_DIGITS = 19
 """
-Most digits of a number in a header. Longer ones are not converted, because that takes time in
-proportion to the square of their length.
+Most digits of a number in a header. Longer numbers are not converted, because that takes quadratic
+time.
 """
 
 
@@ -88,8 +88,8 @@ def seconds(text: str | None) -> float | None:
 
 def result_ttls(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
     """
-    Return for how many seconds a message's outcome is stored, after an ack and after any other end;
-    None: it is not stored.
+    Return for how many seconds a message's outcome is stored after an ack and after any other end,
+    or None if it is not stored.
     """
     text = headers.get(RESULT_TTL) if headers is not None else None
     return None if text is None or len(text) > MAX_TEXT else _read_result_ttls(text)
@@ -97,7 +97,7 @@ def result_ttls(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _read_result_ttls(text: str) -> tuple[int, int] | None:
-    """Cached, because the messages of a task have the same text."""
+    """Cached, because all messages of a task have the same text."""
     done, _, otherwise = text.partition(",")
     after_ack = whole(done)
     after_failure = whole(otherwise) if otherwise else after_ack
@@ -113,19 +113,19 @@ def signals_needed(headers: Mapping[str, str] | None) -> int:
 
 
 def cost(headers: Mapping[str, str] | None) -> int:
-    """Return how many permits of its rates a delivery uses; 1 if it is absent or not valid."""
+    """Return how many rate permits a delivery uses; 1 if the header is absent or not valid."""
     number = whole(headers.get(COST)) if headers is not None else None
     return number if number is not None and 1 <= number <= MAX_COST else 1
 
 
 def retries(headers: Mapping[str, str] | None) -> int | None:
-    """Return how often a call may be retried; None: its policy decides."""
+    """Return how often a call may be retried, or None if its policy decides."""
     count = whole(headers.get(RETRIES)) if headers is not None else None
     return min(count, MAX_RETRIES) if count is not None else None
 
 
 def retry_delays(headers: Mapping[str, str]) -> list[float] | None:
-    """Return the seconds before each retry; None: the policy decides."""
+    """Return the seconds before each retry, or None if the policy decides."""
     delays = headers.get(RETRY_DELAY)
     if delays is None:
         return None
@@ -165,7 +165,7 @@ CHECKED = {
     SOFT_TIME_LIMIT: (_is_seconds, "seconds above 0, of at most 100 years"),
     RETRIES: (_is_whole, "a whole number of at least 0"),
 }
-"""The control headers that are checked at publish: a function, and the form that it expects."""
+"""The control headers that are checked at publish: a function, and the format that it expects."""
 
 
 @functools.lru_cache(maxsize=1024)

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.leases")
 
 RENEWALS = 3
-"""How often a lease is renewed in its length, so that two renewals may fail."""
+"""Renewals during the length of a lease, so that two of them may fail."""
 
 AWAY_SECONDS = 0.5
 """Seconds between attempts to renew while the store is unavailable."""
 
 SEARCH_SECONDS = 0.25
-"""How soon to look again while the store has messages of other topics than the wanted ones."""
+"""
+Seconds between two searches while the store has only messages of other topics than the wanted ones.
+"""
 
 
 class Leases:
@@ -56,23 +58,25 @@ class Leases:
         self._changed = threading.Condition()
         self._is_woken = self._is_closed = self._is_listening = False
         self._is_interrupted = False
-        """Whether a wait ends, but not the `take` that it belongs to."""
+        """Whether to end a wait without ending the `take` that it belongs to."""
         self._listener: WorkListener | None = None
         self._search_at = 0.0
-        """When to look again for wanted messages between others (monotonic seconds)."""
+        """When to search again for wanted messages among others (monotonic seconds)."""
         self._look_at = 0.0
         """When to ask the store again without a notification (monotonic seconds)."""
         self._lease_us = wanted.lease_us or units.MAX_SECONDS * units.SECOND
         """The length of the shortest lease so far, and of a renewal."""
         self._renewed_us = self._lease_us
-        """What `_lease_us` was when the current pause of the renewal began."""
+        """The value of `_lease_us` when the renewal's current pause began."""
         self._ended: list[Delivery] = []
         """Leases that the last renewal could not extend."""
         self._renewal: threading.Thread | None = None
 
     @property
     def limit(self) -> int:
-        """How many leases it holds at most. A new limit applies from the next `take` on."""
+        """
+        The maximum number of leases that it holds. A new limit applies from the next `take` on.
+        """
         return self._limit
 
     @limit.setter
@@ -83,7 +87,7 @@ class Leases:
 
     @property
     def room(self) -> int:
-        """How many more messages it may lease now."""
+        """How many more messages may be leased now."""
         return self._limit - len(self._held)
 
     def __len__(self) -> int:
@@ -92,11 +96,11 @@ class Leases:
 
     def take(self, n: int | None = None, *, wait: Duration = 0.0) -> list[Delivery]:
         """
-        Lease up to `n` messages (default: all that there is room for). Waits at most `wait` for
-        room, which each settled message makes, and for the first message.
+        Lease up to `n` messages (default: up to the limit). Waits at most `wait` for room and for
+        the first message; each settled message makes room.
 
-        Returns an empty list after `wait`, and after `wake`. Raises EngineUnavailable, UsageError;
-        Refused for a subscription that does not exist.
+        Returns an empty list after `wait` seconds or after `wake`. Raises EngineUnavailable,
+        UsageError; Refused for a subscription that does not exist.
         """
         most = None if n is None else arguments.whole("take", "n", n)
         deadline = time.monotonic() + arguments.seconds("take", "wait", wait)
@@ -119,7 +123,7 @@ class Leases:
         return taken
 
     def wake(self) -> None:
-        """Make the current or next `take` return what it has immediately."""
+        """Make the current or next `take` return immediately with the messages that it has."""
         with self._changed:
             self._is_woken = True
             listener = self._listener
@@ -131,8 +135,8 @@ class Leases:
         self, *, topics: Sequence[str] | None = None, only: Sequence[str] | None = None
     ) -> None:
         """
-        Take messages of these topics or patterns from the next `take` on; a current one continues
-        with them. What is held stays held. Raises UsageError.
+        Take messages of these topics or patterns from now on; a `take` that is waiting switches to
+        them. Current leases are kept. Raises UsageError.
         """
         old = self._wanted
         wanted = Wanted.checked(old.count, 0.0, old.pool, topics, None, only)
@@ -146,7 +150,8 @@ class Leases:
 
     def close(self) -> None:
         """
-        Release what was not settled, and stop renewing. Does nothing in a forked child.
+        Release the messages that were not settled, and stop renewing. Does nothing in a forked
+        child.
         """
         if self._process != os.getpid():
             return
@@ -208,7 +213,7 @@ class Leases:
             seconds = (batch.next_wake_us - batch.now_us) / units.SECOND
             self._look_at = time.monotonic() + max(0.0, seconds)
         if batch.passed_over and self._wanted.names is None:
-            # The store would notify this process at once of the others' messages.
+            # The store would notify this process immediately of messages of other topics.
             self._search_at = self._look_at = time.monotonic() + SEARCH_SECONDS
             if self._listener is not None and self._is_listening:
                 self._listener.pass_on()
@@ -235,7 +240,7 @@ class Leases:
         return deliveries
 
     def _drop(self, delivery: Delivery) -> bool:
-        """Hold a lease no longer. Returns whether it was held."""
+        """Stop holding a lease. Returns whether it was held."""
         with self._changed:
             was_held = self._held.pop(delivery.fence, None) is not None
             self._changed.notify_all()
@@ -302,7 +307,7 @@ class Leases:
             pause = self._extend(held)
 
     def _is_renewal_due(self) -> bool:
-        """Whether not to wait longer: it is closed, or a shorter lease came."""
+        """Whether to stop waiting: closed, or a shorter lease was taken."""
         return self._is_closed or self._lease_us < self._renewed_us
 
     def _extend(self, held: Sequence[Delivery]) -> float | None:
@@ -317,7 +322,7 @@ class Leases:
         for delivery, done in zip(held, extended, strict=True):
             if done:
                 delivery.extended(self._lease_us)
-        # What another thread settles meanwhile is soon no longer held.
+        # Another thread may settle a lease meanwhile, which is then soon removed.
         lost = [delivery for delivery in ended if delivery in self._ended and self._drop(delivery)]
         self._ended = ended
         if lost:

@@ -30,8 +30,8 @@ With a buffer or spool, the store decides later: `"buffered"`: in the producer's
 
 Overload = Literal["timeout", "answer"]
 """
-How a lease's end shows that the destination is overloaded: it did not answer in time, or it
-answered so (HTTP 429 or 503).
+How a lease's end shows that the destination is overloaded: it did not answer in time, or its answer
+reported the overload (HTTP 429 or 503).
 """
 
 Action = Literal["ack", "retry", "dead", "release", "back_off", "unhandled"]
@@ -39,21 +39,22 @@ Action = Literal["ack", "retry", "dead", "release", "back_off", "unhandled"]
 How a settlement ends a lease.
 
 - `"ack"`: the message is finished.
-- `"retry"`: counts an attempt; again after `delay_us`, or after the policy's backoff. A dead letter
-  when the policy's retries are used up.
-- `"dead"`: a dead letter immediately, with `reason`.
-- `"release"`: back without counting an attempt; with `begun=False` the rate permit is given back.
-- `"back_off"`: release, and the topic delivers nothing for `delay_us`, by default for 1 s, doubled
-  by each failing probe up to 5 min.
-- `"unhandled"`: release with a delay of 5 s, doubled up to 5 min; a dead letter after the policy's
-  `on_unhandled`.
+- `"retry"`: counts an attempt; the message is delivered again after `delay_us`, or after the
+  policy's backoff. It becomes a dead letter when the policy's retries are used up.
+- `"dead"`: the message becomes a dead letter immediately, with `reason`.
+- `"release"`: returns the message without counting an attempt; `begun=False` returns its rate
+  permit too.
+- `"back_off"`: releases the message, and the topic delivers nothing for `delay_us`. The default is
+  1 s, doubled by each failing probe up to 5 min.
+- `"unhandled"`: releases the message with a delay of 5 s, doubled each time up to 5 min. It becomes
+  a dead letter after the policy's `on_unhandled`.
 """
 
 SettlementAnswer = Literal["acked", "retried", "died", "released", "lost", "gone"]
 """
 The answers of `Queue.settle`.
 
-`"lost"`: the lease had ended, nothing was changed. `"gone"`: the topic was deleted.
+`"lost"`: the lease had ended; nothing was changed. `"gone"`: the topic was deleted.
 """
 
 
@@ -61,8 +62,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     A message, as a program publishes it and as a handler receives it.
 
-    - `topic`: any name of at most 255 bytes, dotted by habit, without control characters and `*`.
-    - `body`: anything that JSON can hold, or bytes, which are stored as they are.
+    - `topic`: any name of at most 255 bytes, usually dotted, without control characters and `*`.
+    - `body`: any JSON value, or bytes, which are stored unchanged.
     - `key`: shared by messages about the same thing, for serial processing, merging and
       partitions; at most 512 bytes.
     - `priority`: an integer up to ±(2**52 - 1); a larger number is delivered first.
@@ -147,11 +148,11 @@ class Draft(msgspec.Struct, gc=False):
     - `delay_us`: how long to wait before delivery. `at_us`: when to deliver, in engine time;
       precedes `delay_us`.
     - `ttl_us`: how long it may wait, or None for the policy's.
-    - `sticky`: its id is known for 24 h after the message ended, whatever `dedupe` says.
+    - `sticky`: its id is known for 24 h after the message ended, whatever `dedupe` is.
     - `signal`: this is not a message but a signal for the one with this topic and id. Signals are
-      numbered from 1; each number counts once, however often it is put. 0 ends the waiting. If a
-      signal ends the waiting, its `delay_us`, `at_us` and `ttl_us` hold for the message; the ttl
-      counts from the message's publish.
+      numbered from 1; each number counts once, even if it is sent several times. 0 ends the
+      waiting. If a signal ends the waiting, its `delay_us`, `at_us` and `ttl_us` hold for the
+      message; the ttl counts from the message's publish.
     - `own`: Laneway's own message, never refused, merged or expired.
     """
 
@@ -178,7 +179,8 @@ class Lease(msgspec.Struct, gc=False):
       needed to settle.
     - `deadline_us`: when the lease runs out.
     - `attempt`: counts from 1. `deliveries`: how often it was delivered, this one included.
-    - `suspect`: an earlier lease of it ran out; record its start (`Queue.start`) before it runs.
+    - `suspect`: an earlier lease of the message expired; record its start (`Queue.start`) before it
+      runs.
     - `bodies`: all bodies, if the policy merges `"all"` or the message waited for signals.
     - `limited`: its topic has a rate, a concurrency or a gate.
     """
@@ -204,14 +206,14 @@ class Batch(msgspec.Struct, gc=False):
     """
     The answer of `Queue.lease`. Times are microseconds.
 
-    - `next_wake_us`: when the next known event makes something deliverable. None: not before
-      something is published or settled.
+    - `next_wake_us`: when the next known event makes a message deliverable, or None if that needs a
+      publish or a settle.
     - `passed_over`: some lanes were passed over because `only` excludes them.
-    - `goes_on`: not all lanes were looked at; the next call with the same `only` continues.
-    - `has_rivals`: this worker and those of other processes wait for each other at the store; each
-      should do more in a call.
+    - `goes_on`: not all lanes were searched; the next call with the same `only` continues.
+    - `has_rivals`: this worker competes with workers of other processes for the store; each should
+      do more work per call.
     - `until`: when the engine ends these leases unless they are settled or extended (monotonic
-      seconds of this machine). None: at their deadlines.
+      seconds of this machine), or None if they end at their deadlines.
     """
 
     leases: list[Lease]
@@ -227,13 +229,13 @@ class Settlement(msgspec.Struct, gc=False):
     """
     How to end one lease. Times are microseconds.
 
-    - `handle`, `fence`: of the lease.
+    - `handle`, `fence`: the lease's.
     - `action`: see `Action`, which also explains what `delay_us`, `reason` and `begun` do.
     - `error`: text about the failure, for the message's history.
     - `cost_us`: how long the handler ran, for tiers that are fair by time and for
       `concurrency="auto"`.
-    - `overload`: what the end says about the destination, for topics with `concurrency="auto"`.
-      `"back_off"` reports that it is unavailable.
+    - `overload`: how the destination showed that it is overloaded, for topics with
+      `concurrency="auto"`. `"back_off"` reports that it is unavailable.
     - `id`, `topic`: the message's; only needed with an outcome.
     - `outcome`: stored for `outcome_ttl_us`, in the same transaction, if this ends the message
       (`"acked"` or `"died"`).
@@ -259,8 +261,8 @@ class ProgressReport(msgspec.Struct, gc=False):
     Progress of a message, to be stored for `ttl_us` microseconds.
 
     With `handle` and `fence` it is stored only if that lease has not ended. Without them (from
-    outside the handler) it is always stored. With `before` it is stored only if what is stored now
-    is that (compare and swap); None: nothing is stored.
+    outside the handler) it is always stored. With `before` it is stored only if the stored progress
+    equals it (compare and swap); `before=None` expects no stored progress.
     """
 
     id: str

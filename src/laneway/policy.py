@@ -52,22 +52,24 @@ GATE_SEPARATOR = "\x1f"
 WEIGHTS = (0.01, 1000.0)
 FOREVER = -1
 """
-The value of `Resolved.dedupe` if ids stay known forever, and of `time_limit` if there is none.
+The value of `Resolved.dedupe` if ids stay known forever, and of `time_limit` if unlimited.
 """
 KEPT_FOREVER = units.MAX_SECONDS * units.SECOND
-"""The value of `Resolved.dead_ttl` if dead letters are kept forever; engines add it to a time."""
+"""
+The value of `Resolved.dead_ttl` if dead letters are kept forever; engines add it to a timestamp.
+"""
 DEFAULT_TIME_LIMIT = 30 * 60.0
 """
 Seconds that a handler may take in a topic with `serial` or `merge`, where no time limit is set: one
-that hangs would block its key forever. As long as RabbitMQ waits for an acknowledgment.
+that hangs would block its key forever. RabbitMQ waits equally long for an acknowledgment.
 """
 DEFAULT_MOST = 64
-"""The largest limit of a concurrency that adapts, if none is set."""
+"""The largest limit of an adaptive concurrency, if none is set."""
 AUTO = -1
 """The value of `Resolved.concurrency` if the limit adapts to the destination."""
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""Control characters, 8-bit ones (C1) included: terminals obey both."""
+"""Control characters, 8-bit ones (C1) included: terminals interpret both."""
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -106,23 +108,23 @@ class Backoff(msgspec.Struct, frozen=True):
 
 def default_burst(rate: float) -> float:
     """
-    Return the burst of a rate (per second) if none is set: one permit, and those of 50 ms.
+    Return the default burst of a rate (per second): one permit, plus the permits of 50 ms.
 
-    So deliveries that are up to 50 ms late do not lower the rate.
+    With it, deliveries that are up to 50 ms late do not lower the rate.
     """
     return 1 + rate / 20
 
 
 COST_SECONDS = 60
 """
-Without `max_cost`, a message may cost what its rates produce in that time: for no longer do others
-wait for it.
+Without `max_cost`, a message may cost at most what its rates produce in this time, which is the
+longest that other messages wait for it.
 """
 
 
 def largest_cost(rate: float | None, burst: float, max_cost: int | None) -> int:
     """
-    Return the largest cost of a message under a limit: `max_cost`; without it what the rate
+    Return the largest cost of a message under a limit: `max_cost` if it is set, else what the rate
     produces in `COST_SECONDS`, or the burst if that is more.
     """
     if max_cost is not None:
@@ -182,12 +184,12 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     own_backlog: bool = True
     history: bool = False
     subscriptions: tuple[Subscription, ...] = ()
-    """What gets a copy of the topic's messages, by name."""
+    """The subscriptions that get a copy of the topic's messages, by name."""
 
     consumed_by: str | None = None
     """
-    Of a subscription's topic: the pattern's exclusive or failover subscription that it belongs to,
-    like `orders.*#audit`. Its one consumer gets the messages, from the pool of that name.
+    For a subscription's topic: the pattern's exclusive or failover subscription that it belongs to,
+    such as `orders.*#audit`. Its only consumer gets the messages, from the pool of that name.
     """
 
     names_tier: bool = False
@@ -204,50 +206,52 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     key_burst: float = 1.0
     """The burst of each key's rate: the `default_burst`."""
     key_limits: str = ""
-    """The limits per key as text, to compare them; empty: none."""
+    """The limits per key as text, for comparisons; empty without limits."""
     shared: Gate | None = None
     """
-    What the partitions of the topic share: its rate and its concurrency. They go through a gate of
-    the topic with these limits. None: the limits are those of its one lane.
+    The rate and concurrency that the topic's partitions share: they use a gate of the topic with
+    these limits. None if the topic has one lane, which has the limits itself.
     """
     lane_rate: float = 0.0
-    """The rate of each lane; 0: not limited, or `shared`."""
+    """The rate of each lane; 0 if it is not limited, or `shared`."""
     lane_burst: float = 1.0
     """The burst of that rate, at least 1; by default its `default_burst`."""
     lane_concurrency: int | None = None
     """
-    The concurrency of each lane; None: not limited, or `shared`. Of one that adapts, the most.
+    The concurrency of each lane, or None if it is not limited, or `shared`. The maximum if it
+    adapts.
     """
     adapts: bool = False
     """Whether the concurrency adapts to the destination."""
     lane_adapts: bool = False
-    """Whether it does, and each lane has a limit of its own."""
+    """Whether the concurrency adapts and each lane has its own limit."""
     is_copied: bool = False
     """Whether a message may have copies, or is not stored itself."""
     limits_backlog: bool = False
-    """Whether a publish may be refused because too much waits."""
+    """Whether a publish may be refused because the backlog is full."""
     appends: bool = False
     """
-    Whether a message without options is only appended to its topic's one lane: nothing merges,
-    expires, is copied or refused.
+    Whether a message without options is only appended to its topic's only lane: no merging, expiry,
+    copies or refusals.
     """
 
     def ttl_us(self, own: int | None) -> int | None:
         """
-        How long a message may wait; None: forever. `own`: the ttl that its publisher set, if any.
+        How long a message may wait, or None if it never expires. `own`: the ttl that its publisher
+        set, if any.
         """
         return own if own is not None else self.ttl
 
     def expires_us(self, own_ttl: int | None, since_us: int) -> int | None:
-        """When a message expires whose ttl begins at `since_us`; None: never."""
+        """When a message expires whose ttl begins at `since_us`, or None if it never does."""
         ttl = self.ttl_us(own_ttl)
         return None if ttl is None else since_us + ttl
 
     def seconds_allowed(self, own: float | None) -> float | None:
         """
         How long a handler may take in seconds: the shorter one of its own time limit and the
-        policy's, or `DEFAULT_TIME_LIMIT` if neither is set and it could block a key. None: no
-        limit.
+        policy's, or `DEFAULT_TIME_LIMIT` if neither is set and it could block a key. Returns None
+        if it is unlimited.
         """
         if self.time_limit is not None and self.time_limit != FOREVER:
             limit = self.time_limit / units.SECOND
@@ -477,18 +481,19 @@ def _backoff(value: Any) -> Any:
 
 class Field(NamedTuple):
     """
-    A field of a policy, and what parts of the system have to know of it.
+    A field of a policy, and what other parts of the system need to know about it.
 
     - `check`: checks a value and returns it as a JSON value.
     - `meaning`: may end with "; default X".
-    - `unit`: of a number; engines have durations in microseconds.
-    - `forever`: what engines have for the duration "forever".
+    - `unit`: the number's unit; engines store durations in microseconds. - `forever`: the engines'
+      value for the duration "forever".
     - `needs`: the field without which it has no meaning.
-    - `effect`: it may hold back messages that are ready, or refuse some ("holds"), or end messages
-      that wait ("ends"). `laneway explain` names such a field.
+    - `effect`: `"holds"` if the field may hold back or refuse messages, `"ends"` if it may end
+      waiting messages. `laneway explain` names such a field.
     - `in_route`: clients need it to write a message, see `laneway.engines.sharded.routes`.
-    - `in_lua`: its names in `policies.lua`; None: its own name; (): it is not there.
-    - `lua_flag`: there it is a flag, whether the field has this value.
+    - `in_lua`: its names in `policies.lua`; None for its own name; () if the script does not read
+      it.
+    - `lua_flag`: the script has a flag instead: whether the field has this value.
     """
 
     check: Callable[[Any], Any]
@@ -701,15 +706,15 @@ docs/reference/policy.md derive from it.
 
 DISABLED = "endpoint_disabled"
 """
-A field that only disabling the endpoint of a topic sets, to True: the topic is paused, whatever
-anybody sets as `paused`.
+A field that is True while the topic's endpoint is disabled. The topic is then paused, whatever its
+field `paused` is. Nothing else sets it.
 """
 
 
 class PolicyOptions(TypedDict, total=False):
     """
     The fields as keyword arguments of `app.policy` and `@app.task`, for type checkers. `FIELDS`
-    says what each means; None removes a field.
+    explains each; None removes a field.
     """
 
     rate: float | str | None
@@ -836,8 +841,8 @@ def check_pattern(pattern: str) -> str:
 
 def check_policy_pattern(pattern: str) -> str:
     """
-    Return `pattern` if a policy may have it: as `check_pattern`, or all subscriptions of a name
-    under a pattern, like `orders.*#audit`. Raises BadPolicy.
+    Return `pattern` if a policy may have it: a pattern as in `check_pattern`, or all subscriptions
+    with one name under a pattern, such as `orders.*#audit`. Raises BadPolicy.
     """
     if not isinstance(pattern, str) or not _is_copies_pattern(pattern):
         return check_pattern(pattern)
@@ -852,7 +857,7 @@ def check_policy_pattern(pattern: str) -> str:
 
 def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Check a policy's fields and return them as JSON values; a None stays, it removes the field.
+    Check a policy's fields and return them as JSON values. None stays and removes the field.
 
     Raises BadPolicy, which names the pattern, the field and what was expected.
     """
@@ -881,13 +886,13 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_place(pattern: str, checked: Mapping[str, Any]) -> None:
-    """Raise BadPolicy for a field that means nothing for this pattern or topic."""
+    """Raise BadPolicy for a field that has no meaning for this pattern or topic."""
     if checked.get("buckets") is not None and SEPARATOR in pattern:
         raise BadPolicy(
             f"policy {pattern}: buckets fold topics together, and the topics of subscriptions have"
             " lanes of their own; set buckets on a pattern of topics"
         )
-    # Older stores may have it for the subscription of one topic, where it says nothing.
+    # Older stores may have it for the subscription of one topic, where it has no effect.
     if checked.get("own_backlog") is not None and _is_copies_pattern(pattern):
         raise BadPolicy(
             f"policy {pattern}: own_backlog is a setting of topics, and a subscription always keeps"
@@ -946,8 +951,9 @@ def check_changes(
 
 def prefixes(topic: str) -> list[str]:
     """
-    Return the topic and the patterns that match it, the most specific first. Those of a
-    subscription's topic name the subscription, like `orders.*#audit`; then come those of its topic.
+    Return the topic and the patterns that match it, the most specific first. For a subscription's
+    topic, the patterns that name the subscription, such as `orders.*#audit`, precede those of its
+    source topic.
     """
     base, separator, name = topic.partition(SEPARATOR)
     found: list[str] = []
@@ -962,9 +968,9 @@ def prefixes(topic: str) -> list[str]:
 
 def handling_patterns(topic: str) -> list[str]:
     """
-    Return the patterns by which a handler gets the topic's messages, the most specific first: of a
-    subscription's topic those with the subscription's name, like `orders.*#audit`, then those for
-    any subscription, like `orders.*#*`.
+    Return the patterns by which a handler gets the topic's messages, the most specific first. For a
+    subscription's topic, patterns with the subscription's name, such as `orders.*#audit`, precede
+    those for any subscription, such as `orders.*#*`.
     """
     if SEPARATOR not in topic:
         return prefixes(topic)
@@ -979,8 +985,8 @@ def handling_patterns(topic: str) -> list[str]:
 
 def matches(pattern: str, topic: str) -> bool:
     """
-    Return whether the pattern covers the topic. One of topics covers their subscriptions; one like
-    `orders.*#audit` covers the subscriptions of that name only.
+    Return whether the pattern covers the topic. A pattern of topics also covers their
+    subscriptions. A pattern such as `orders.*#audit` covers only the subscriptions of that name.
     """
     if pattern in ("*", topic):
         return True
@@ -997,9 +1003,9 @@ Layers = dict[str, dict[str, Any]]
 """
 The fields that are set for one pattern or topic, by layer.
 
-`"operator"` and `"code"` decide. If programs have declared policies, each has a layer
-`program:NAME`, and `"run"` has what was set at run time. `"code"` is then the union of these, in
-which `"run"` precedes the declarations.
+`"operator"` and `"code"` decide. If programs have declared policies, each program has a layer
+`program:NAME`, and `"run"` contains the fields that were set at run time. `"code"` is then the
+union of these; `"run"` overrides the declarations.
 """
 
 PROGRAM = "program:"
@@ -1012,14 +1018,14 @@ RUN = "run"
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether the name is a pattern that covers many topics, and not one topic's name."""
+    """Return whether the name is a pattern that covers many topics, not a single topic's name."""
     return name == "*" or (
         isinstance(name, str) and (name.endswith(".*") or _is_copies_pattern(name))
     )
 
 
 def _is_copies_pattern(name: str) -> bool:
-    """Whether it stands for the subscriptions of many topics, like `orders.*#audit`."""
+    """Whether it stands for the subscriptions of many topics, such as `orders.*#audit`."""
     return "*#" in name
 
 
@@ -1065,7 +1071,7 @@ def _refuse_another_program(
 
 
 def sources(layers: Layers) -> Layers:
-    """Return the layers as they were set: "code" is only what was set at run time."""
+    """Return the layers as they were set: "code" contains only what was set at run time."""
     if not any(layer.startswith(PROGRAM) for layer in layers):
         return dict(layers)
     found = {layer: fields for layer, fields in layers.items() if layer not in ("code", RUN)}
@@ -1084,7 +1090,7 @@ def with_code(found: Layers) -> Layers:
 
 
 def owner(layers: Layers, field: str) -> str | None:
-    """Return the program that declares a field; None: it was set at run time, or by nobody."""
+    """Return the program that declares a field, or None if it was set at run time or not at all."""
     if field in layers.get(RUN, {}):
         return None
     declaring = [layer for layer in layers if layer.startswith(PROGRAM) and field in layers[layer]]
@@ -1122,9 +1128,9 @@ class PolicyTable:
     """
     The policies of a namespace's patterns; resolves the policy of a topic.
 
-    Topics that are covered by the same patterns share one `Resolved`, so a million topics cost a
-    few look-ups each and no memory. Engines store the policies of single topics themselves;
-    `own_of` reads one. A policy_table may also contain policies of single topics, as any pattern.
+    Topics that are covered by the same patterns share one `Resolved`, so each of a million topics
+    costs a few lookups and no memory. Engines store the policies of single topics themselves;
+    `own_of` reads one. A table may contain policies of single topics too, like those of patterns.
     """
 
     def __init__(
@@ -1137,8 +1143,8 @@ class PolicyTable:
         """By covering patterns and `copy_kind`."""
         self._stems: dict[str, tuple[str, ...]] = {}
         """
-        A cache: the patterns that cover the topics with a dotted prefix, or the subscriptions of a
-        name of these.
+        A cache: the patterns that cover the topics with a dotted prefix, or their subscriptions
+        with one name.
         """
         self._consumed: frozenset[str] | None = None
         """A cache: the names that patterns declare as exclusive or failover subscriptions."""
@@ -1151,19 +1157,19 @@ class PolicyTable:
         self._forget()
 
     def copy(self) -> PolicyTable:
-        """The same policies; a change of one table does not change the other."""
+        """Return an independent copy of the table."""
         copy = PolicyTable(self.tiers)
         copy._layers = dict(self._layers)
         return copy
 
     def all_layers(self) -> dict[str, Layers]:
-        """Return what is set for each pattern and topic."""
+        """Return the fields that are set for each pattern and topic."""
         return dict(self._layers)
 
     def differences(self, before: PolicyTable) -> list[tuple[str, str, dict[str, Any] | None]]:
         """
-        Return (layer, pattern, fields) that are not as in another table, sorted; None: they are no
-        longer set.
+        Return the (layer, pattern, fields) that differ from another table, sorted. The value of a
+        field that is no longer set is None.
         """
         old, new = before._layers, self._layers
         names = {name for name, layers in old.items() if new.get(name) is not layers}
@@ -1180,7 +1186,8 @@ class PolicyTable:
 
     def put(self, layer: str, pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """
-        Set checked fields (None removes one). Returns what the pattern now sets in that layer.
+        Set checked fields (None removes one). Returns the fields that the pattern now sets in that
+        layer.
         """
         layers = change_layers(pattern, self._layers.get(pattern, {}), layer, fields)
         if layers:
@@ -1222,8 +1229,8 @@ class PolicyTable:
 
     def source_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
         """
-        Return (layer, pattern, fields) as they were set: with the layers of programs, and "code"
-        for what was set at run time.
+        Return (layer, pattern, fields) as they were set: each program's layer, and "code" for
+        fields that were set at run time.
         """
         found = [
             (layer, pattern, fields)
@@ -1233,7 +1240,7 @@ class PolicyTable:
         return sorted(found, key=lambda row: row[:2])
 
     def layers(self, pattern: str) -> Layers:
-        """Return what is set for exactly this pattern or topic."""
+        """Return the fields that are set for exactly this pattern or topic."""
         return self._layers.get(pattern, {})
 
     def names_under(self, pattern: str) -> list[str]:
@@ -1245,9 +1252,10 @@ class PolicyTable:
 
     def subscription_patterns(self) -> set[str]:
         """
-        Return the patterns like `orders.*#audit` for which the policy of a subscription's topic may
-        differ from that of its topic: each pattern of topics, combined with each name that has a
-        policy by pattern, or one consumer, there or above. They may have no policy themselves.
+        Return the patterns, such as `orders.*#audit`, for which a subscription's policy may differ
+        from its topic's: each pattern of topics, combined with each subscription name that has a
+        policy by pattern, or a single consumer, at this pattern or a wider one. They may have no
+        policy themselves.
         """
         names: dict[str, set[str]] = {}
         for pattern, layers in self._layers.items():
@@ -1280,16 +1288,17 @@ class PolicyTable:
 
     def pattern_of(self, topic: str) -> str:
         """
-        Return the most specific pattern that covers the topic, or that of a subscription; `"*"` if
-        there is none.
+        Return the most specific pattern that covers the topic or the subscription's topic, or `"*"`
+        if none does.
         """
         names = self.covering(subscriptions.base_of(topic))
         return next((name for name in names if is_pattern(name)), "*")
 
     def copy_kind(self, topic: str) -> str:
         """
-        Return what decides about a topic besides its covering patterns: "" for a topic, else
-        whether it belongs to a subscription that patterns declare with one consumer, and which.
+        Return what a topic's policy depends on besides its covering patterns: "" for a topic; for a
+        subscription's topic, the exclusive or failover subscription of patterns that it belongs to,
+        if any.
         """
         _, separator, name = topic.partition(SEPARATOR)
         return name if separator and name in self._consumed_names() else separator
@@ -1306,7 +1315,7 @@ class PolicyTable:
 
     def pattern_consumers(self) -> dict[str, Kind]:
         """
-        Return the exclusive and failover subscriptions of patterns, like `orders.*#audit`, with
+        Return the exclusive and failover subscriptions of patterns, such as `orders.*#audit`, with
         their kinds.
         """
         found: dict[str, Kind] = {}
@@ -1319,8 +1328,8 @@ class PolicyTable:
 
     def consumption(self, topic: str, name: str) -> tuple[Kind, str] | None:
         """
-        Return the kind and the pattern of the exclusive or failover subscription that covers a
-        topic or pattern by a pattern; None: there is none of this name.
+        Return the kind and the pattern of the exclusive or failover subscription of this name whose
+        pattern covers a topic or pattern, or None if none does.
         """
         if name not in self._consumed_names():
             return None
@@ -1334,8 +1343,9 @@ class PolicyTable:
         """
         Return the policy that holds for a topic.
 
-        If a change of a pattern left fields of one topic without those that they need, they have no
-        effect (docs/specification.md, "Changes"). A tier that does not exist becomes the default.
+        If a change of a pattern leaves a topic's fields without the fields that they need, they
+        have no effect (docs/specification.md, "Changes"). A tier that does not exist becomes the
+        default.
         """
         own = self._own_of(topic) if self._own_of is not None else None
         if own:
@@ -1381,7 +1391,7 @@ class PolicyTable:
         """
         Return (value, layer, pattern) for each field that is set, by field.
 
-        `own`: the topic's own layers, if others than the stored ones are meant.
+        `own`: layers of the topic to use instead of the stored ones.
         """
         if own is None and self._own_of is not None:
             own = self._own_of(topic)
@@ -1395,7 +1405,9 @@ class PolicyTable:
         return found
 
     def owner(self, pattern: str, field: str) -> str | None:
-        """Return the program that declares a field of the pattern or topic; None: none does."""
+        """
+        Return the program that declares a field of the pattern or topic, or None if none does.
+        """
         layers = self._layers.get(pattern) or (
             self._own_of(pattern) if self._own_of is not None and not is_pattern(pattern) else {}
         )
@@ -1430,7 +1442,7 @@ class PolicyTable:
             values.pop("own_backlog", None)
             base, name = subscriptions.split(topic)
             if (consumption := self.consumption(base, name)) is not None:
-                # No policy takes its messages away from the one consumer.
+                # No policy can take its messages away from the single consumer.
                 values["consumed_by"] = subscriptions.topic_of(consumption[1], name)
                 values["pool"] = subscriptions.consumer_pool(values["consumed_by"])
         elif read:
@@ -1451,8 +1463,8 @@ class PolicyTable:
 
     def _subscription(self, field: str, value: dict[str, Any], declared_by: str) -> Subscription:
         """
-        A subscription as it is declared. One of a topic's own has the kind of the pattern's of that
-        name, if that has one consumer.
+        A subscription as it is declared. A topic's own subscription gets the kind of the pattern's
+        subscription with that name, if that one has a single consumer.
         """
         found = subscriptions.read(field, value)
         if is_pattern(declared_by):
@@ -1572,15 +1584,16 @@ class Gate(msgspec.Struct, frozen=True):
     """
     A limit that several topics share: a gate, or the settings of a topic group.
 
-    `rate`: deliveries per second. `burst`: permits at once after a pause. `concurrency`: most
-    leases at once. None: no limit; for the burst `default_burst`. `weight`: of a topic group only;
-    None: 1. `max_cost`: of a gate only; None: see `largest_cost`.
+    `rate`: deliveries per second, or None if unlimited. `burst`: permits available together after a
+    pause; default: `default_burst`. `concurrency`: maximum number of concurrent leases, or None if
+    unlimited. `weight`: for topic groups only; default 1. `max_cost`: for gates only; default: see
+    `largest_cost`.
 
-    Only of what the partitions of a topic share: `least`: the concurrency adapts, between this and
-    `concurrency`. `out_of`: the `concurrency` is a shard's part of a limit that was so large when
-    it was divided; None: of the whole concurrency.
+    Only for the limits that a topic's partitions share: `least`: the concurrency adapts, between
+    this and `concurrency`. `out_of`: the whole limit at the time it was divided, if `concurrency`
+    is a shard's part of it; else None.
 
-    Only of a shard's part: `start`, `finish`, `left`: see `laneway.engines.sharded.grants.Grant`.
+    Only for a shard's part: `start`, `finish`, `left`: see `laneway.engines.sharded.grants.Grant`.
     """
 
     rate: float | None = None
@@ -1638,7 +1651,7 @@ class Gate(msgspec.Struct, frozen=True):
             raise BadPolicy(f"topic group {name}: {error}") from error
 
     def over(self, other: Gate) -> Gate:
-        """Return these settings, and those of `other` where these have none."""
+        """Return these settings, completed with those of `other`."""
         rated = self if self.rate is not None else other
         return Gate(
             rated.rate,
@@ -1659,5 +1672,5 @@ class Gate(msgspec.Struct, frozen=True):
 
     @property
     def largest_cost(self) -> int:
-        """What a message may cost at it."""
+        """The maximum cost of a message."""
         return largest_cost(self.rate, self.effective_burst, self.max_cost)

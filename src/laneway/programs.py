@@ -1,13 +1,14 @@
 """
 The policies and gates that a program's code declares before it opens the store.
 
-They belong to the program and its version. A newer version replaces its program's set as a whole,
-an older one changes nothing. A set that is stored already costs one comparison of its digest.
-Several programs may declare the same value of a field, but not different ones. What a program sets
-at run time belongs to no program, overrides what is declared, and stays until it is reset.
+They belong to the program and its version. A newer version replaces its program's set as a whole;
+an older one changes nothing. Declaring a set that is already stored costs one comparison of its
+digest. Several programs may declare the same value of a field, but not different ones. What a
+program sets at run time belongs to no program, overrides what is declared, and stays until it is
+reset.
 
-A process that replaces a set claims the program's record first. So others wait, or continue where
-it stopped.
+A process that replaces a set claims the program's record first. Other processes wait, or continue
+where it stopped.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ log = logging.getLogger("laneway")
 
 PAGE = 1000
 CLAIM_US = 30 * SECOND
-"""How long a claim holds that is not renewed: its program has ended meanwhile."""
+"""How long a claim lasts that is not renewed: its process has probably ended."""
 
 DECLARATIONS = 3
-"""How many times a set is declared while connections break in the middle of a call."""
+"""How often a set is declared again while connections break during a call."""
 
 LOOK_AGAIN = 0.02
-"""Seconds between two looks of a program that waits for another process of it."""
+"""Seconds between two checks of a process that waits for another process of its program."""
 
 _NAME = re.compile(r"[\w.@/+-]{1,100}")
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
-    What the store keeps of a program. `claimed_until`: its set is being replaced by `claim`, or
-    that broke off.
+    What the store keeps of a program. `claimed_until`: when the claim of `claim`, which replaces
+    the set, ends unless renewed.
     """
 
     version: str | None = None
@@ -116,11 +117,11 @@ def declare(
     gates: Mapping[str, Gate],
 ) -> None:
     """
-    Make this the program's set, unless a newer version of it has declared one.
+    Make this the program's set, unless a newer version of the program has declared one.
 
-    A program that says no version and declares nothing changes nothing: it may be a tool beside the
-    program. A connection that breaks in the middle of a call does not end it: the set is declared
-    again. Raises BadPolicy, TopicInUse.
+    A program that has no version and declares nothing changes nothing: it may be a tool that uses
+    the same name. If a connection breaks during a call, the set is declared again. Raises
+    BadPolicy, TopicInUse.
     """
     if version is None and not policies and not gates:
         return
@@ -184,7 +185,7 @@ def _digest(policies: Policies, gates: Mapping[str, Gate]) -> str:
 
 
 class _Replacement:
-    """One program's set is replaced by another."""
+    """The replacement of a program's set by another."""
 
     def __init__(self, engine: FullEngine, name: str, claim: Record) -> None:
         self._engine = engine
@@ -237,7 +238,7 @@ class _Replacement:
 
     def _renew(self) -> None:
         """
-        Raises UsageError where another process has taken over: this one has stood still for too
+        Raises UsageError if another process has taken over because this one was blocked for too
         long.
         """
         now = self._engine.overview().now_us
@@ -309,7 +310,7 @@ class _Replacement:
         return []
 
     def _topics(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Topics of which the program declares something, and what."""
+        """The topics whose policies the program declares, with the fields."""
         after: str | None = ""
         while after is not None:
             page, after = self._engine.policy_own_list(after, PAGE)

@@ -2,7 +2,7 @@
 Subscriptions: their names, their settings, and which messages they get a copy of.
 
 The subscription `audit` of the topic `orders` is the topic `orders#audit`. A policy stores its
-settings as the field `subscription:audit`, so patterns, layers and programs hold for it as for any
+settings as the field `subscription:audit`, so patterns, layers and programs apply to it as to any
 other field.
 """
 
@@ -27,30 +27,30 @@ ANY = "*"
 """Stands for the name of any subscription in a handler's pattern."""
 
 FIELD = "subscription:"
-"""The beginning of the names of policy fields that declare subscriptions."""
+"""The prefix of the names of policy fields that declare subscriptions."""
 
 Kind = Literal["shared", "exclusive", "failover"]
 """
 How the consumers of a subscription divide its messages.
 
-`"shared"`: they compete. `"exclusive"`: there is one, a second one is refused. `"failover"`: there
-is one, the next one takes over.
+`"shared"`: they compete. `"exclusive"`: only one consumer; a second one is refused. `"failover"`:
+one consumer at a time; the next one takes over when it ends.
 """
 
 Start = Literal["now", "all waiting"]
 """
-What a new subscription gets first. `"now"`: what is published from now on. `"all waiting"`: copies
-of the messages that wait in its topic, too.
+The first messages of a new subscription. `"now"`: only messages that are published from now on.
+`"all waiting"`: copies of the messages that wait in its topic, too.
 """
 
 Where = dict[str, "str | list[str]"]
 """Values by header; a value may end in `*`, and several are alternatives."""
 
 LEAST_EXPIRES = 60.0
-"""Seconds. Engines know the time of the last delivery within ten."""
+"""Seconds. Engines know the time of the last delivery to within ten seconds."""
 
 LEAST_FORGET_AFTER = 1.0
-"""Seconds until a subscription may be forgotten that nobody has declared again."""
+"""The minimum of `forget_after`, in seconds."""
 
 MAX_POOL = 100
 """Characters of a pool's name."""
@@ -69,10 +69,11 @@ class Subscription(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     A named reader of a topic, with a copy of each message.
 
     - `kind`: see `Kind`.
-    - `where`: by header, the values with which a message is copied; a `*` at the end stands for any
-      rest. All headers have to match. Empty: every message.
-    - `expires_us`: it is unused, and gets no more copies, if a message of it has been ready for so
-      long (microseconds), none is leased, and none was delivered meanwhile. None: never.
+    - `where`: by header, the values with which a message is copied; a `*` at the end matches any
+      rest. All headers must match. If it is empty, every message is copied.
+    - `expires_us`: the subscription counts as unused, and gets no more copies, if a message has
+      been ready for this long (microseconds), none is leased, and none was delivered meanwhile.
+      None if it never expires.
     """
 
     name: str
@@ -114,7 +115,7 @@ def topic_of(base: str, name: str) -> str:
 
 
 def split(topic: str) -> tuple[str, str]:
-    """The part of a topic's name before `#`, and the subscription's name; "": it has none."""
+    """The part of a topic's name before `#`, and the subscription's name, "" for a plain topic."""
     base, _, name = topic.partition(SEPARATOR)
     return base, name
 

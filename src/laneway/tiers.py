@@ -1,8 +1,8 @@
 """
 Tiers: service classes of topics, each with a share of the deliveries.
 
-A namespace stores them in two layers, as it stores policies: what programs declare, and what an
-operator sets, which overrides it and can be reset. `TierLayers` is that record and its rules; every
+A namespace stores them in two layers, like policies: the programs' declarations, and the operator's
+settings, which override them and can be reset. `TierLayers` is this record with its rules; every
 engine stores it. `Tiers` are the tiers in force.
 """
 
@@ -25,10 +25,10 @@ log = logging.getLogger("laneway.engine")
 
 DEFAULT_TIERS: dict[str, float | str] = {"high": 6, "mid": 3, "low": 1}
 USUAL = "mid"
-"""The default tier if no program names one and there is a tier of this name."""
+"""The default tier if no program names one and a tier of this name exists."""
 
 MAX_RESERVE = 0.9
-"""The largest part of a worker's slots that a tier may reserve, and all tiers together get."""
+"""The largest part of a worker's slots that one tier, and all tiers together, may reserve."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -38,11 +38,11 @@ class Tier(msgspec.Struct, frozen=True):
     A service class of topics.
 
     - `share`: its part of the deliveries, relative to the other tiers' shares (above 0, at most
-      1,000,000), or `"strict"`: it is served before all others. Default 1.
+      1,000,000), or `"strict"`: it is served before all other tiers. Default 1.
     - `fair_by`: what its topics share evenly: the number of `"messages"` (default), or the workers'
       `"time"`.
-    - `reserve`: the part of each worker's slots that only its messages may take, at most 0.9, as in
-      0.2. Default 0: none.
+    - `reserve`: the part of each worker's slots that only its messages may use, such as 0.2; at
+      most 0.9. Default 0.
     """
 
     share: float | Literal["strict"] = 1
@@ -90,7 +90,7 @@ class Tiers(dict[str, Tier]):
 
     @staticmethod
     def usual() -> Tiers:
-        """Return the tiers of a namespace for which no program declares any."""
+        """Return the tiers of a namespace whose programs declare none."""
         return Tiers({name: Tier.of(share) for name, share in DEFAULT_TIERS.items()})
 
 
@@ -111,7 +111,7 @@ def check_tier_name(name: object) -> str:
 
 def check_tiers(tiers: Mapping[str, Any]) -> dict[str, Tier | None]:
     """
-    Read tiers by name; a None stays, it removes the tier. Raises BadPolicy, which names the tier.
+    Read tiers by name. None stays and removes the tier. Raises BadPolicy, which names the tier.
     """
     read: dict[str, Tier | None] = {}
     for name, value in tiers.items():
@@ -124,7 +124,7 @@ def check_tiers(tiers: Mapping[str, Any]) -> dict[str, Tier | None]:
 
 
 NamedBy = Callable[[str], str | None]
-"""A function that returns a pattern whose policy names the tier; None: none does."""
+"""A function that returns a pattern whose policy names the tier, or None if none does."""
 
 
 class TierLayers(msgspec.Struct, kw_only=True):
@@ -133,9 +133,9 @@ class TierLayers(msgspec.Struct, kw_only=True):
 
     - `code`: the tiers that programs declared or changed.
     - `default`: the tier of topics whose policy names none.
-    - `operator`: what an operator set; None: the tier is removed.
-    - `declared`, `declared_default`: what the last program declared when it opened the store.
-    - `version`: grows with every change.
+    - `operator`: the tiers that an operator set; None for a removed tier. - `declared`,
+      `declared_default`: the declarations of the last program that opened the store. - `version`:
+      grows with every change.
     """
 
     code: dict[str, Tier]
@@ -164,7 +164,10 @@ class TierLayers(msgspec.Struct, kw_only=True):
         return msgspec.json.decode(stored, type=TierLayers)
 
     def json(self) -> bytes:
-        """Return the JSON that is stored, the same once it was read again: a share of 3 is 3.0."""
+        """
+        Return the JSON to store. Reading and writing it again does not change it: a share of 3 is
+        3.0.
+        """
         return msgspec.json.encode(TierLayers.read(msgspec.json.encode(self)))
 
     def in_force(self) -> Tiers:
@@ -178,8 +181,8 @@ class TierLayers(msgspec.Struct, kw_only=True):
         """
         Return the layers after a program opened the store with these tiers.
 
-        A declaration that differs from the last one replaces the code's layer. The same one changes
-        nothing, so changes made since then stay. A tier that is no longer declared stays while a
+        A declaration that differs from the last one replaces the code's layer. The same declaration
+        changes nothing, so later changes stay. A tier that is no longer declared stays while a
         policy names it. Raises BadPolicy if `default` is none of the tiers.
         """
         if tiers is None and default is None:
@@ -261,7 +264,7 @@ class TierLayers(msgspec.Struct, kw_only=True):
         return after
 
     def _next_version(self) -> int:
-        """Return a version above those of a namespace that was lost with its server."""
+        """Return a version above those of a namespace whose server lost its data."""
         return max(self.version + 1, int(time.time()))
 
 

@@ -1,7 +1,7 @@
 """
-Topic groups: topics that compete as one, such as those of a customer with many topics.
+Topic groups: topics that compete as one, such as all topics of a customer.
 
-Not to be confused with `laneway.tasks.group`, which runs task calls side by side.
+Not to be confused with `laneway.tasks.group`, which runs task calls concurrently.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def is_group(value: str) -> bool:
 
 def group_of(group: str | None, topic: str) -> str | None:
     """
-    Return the group of a topic whose policy has this `group`; None: it has none.
+    Return the group of a topic whose policy has this `group`, or None if it has no group.
 
     `group`: a name, or a template such as "customer.{1}": each `{n}` stands for a part of the
     topic, counted from 0. A topic without that part has no group. `topic` may be the pattern of a
-    bucket: its `*` is no part. A subscription has the group of its topic.
+    bucket: its `*` is not a part. A subscription has its topic's group.
     """
     if group is None or "{" not in group:
         return group
@@ -54,7 +54,7 @@ def group_of(group: str | None, topic: str) -> str | None:
 
 @lru_cache(10_000)
 def _pieces(template: str) -> tuple[tuple[str, int | None], ...]:
-    """Each text of a template, with the number of the part behind it."""
+    """Each literal text of a template, with the number of the part that follows it."""
     pieces = _PART.split(template)
     parts: list[int | None] = [*map(int, pieces[1::2]), None]
     return tuple(zip(pieces[::2], parts, strict=True))

@@ -1,4 +1,4 @@
-"""The audit log of the store: each change by an operator, with who made it and from where."""
+"""The store's audit log: each change by an operator, with its author and origin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = "audit head"
 """The name of the record, of the kind "gateway", with the number of the newest change."""
 
 SEARCHED = 100
-"""The newest changes among which the one of a policy is looked for."""
+"""How many of the newest changes are searched for a policy's last change."""
 
 KEPT = 10_000
 """Changes that are kept."""
@@ -37,10 +37,10 @@ MAX_REQUEST = 4_000
 
 class Change(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
-    One change. `address`: where it came from: an address, or "command line". `token`: the id of
-    the token. `method`, `path`: of the request; of a command, "laneway" and its name. `request`:
-    the JSON that was sent, or the command's options. `pattern`, `undo`: of a policy, and its fields
-    before.
+    One change. `address`: the client's address, or "command line". `token`: the token's id.
+    `method`, `path`: the request's; for a command, "laneway" and its name. `request`: the JSON that
+    was sent, or the command's options. `pattern`, `undo`: the policy's pattern, and its previous
+    fields.
     """
 
     at_us: int
@@ -59,7 +59,7 @@ _write = msgspec.json.Encoder().encode
 
 
 def _read(record: bytes) -> Change:
-    """The change. One that cannot be read is shown as such: it must not hide the others."""
+    """The change. An unreadable change is shown as such: it must not hide the others."""
     try:
         return _decode(record)
     except msgspec.DecodeError as error:
@@ -79,13 +79,13 @@ def name_of(number: int) -> str:
 
 
 def newest_number(engine: Records) -> int:
-    """The number of the newest change; 0: there is none."""
+    """The number of the newest change, or 0 without changes."""
     (stored,) = engine.record_read("gateway", [HEAD])
     return 0 if stored is None else int(stored)
 
 
 def append(engine: Records, change: Change) -> None:
-    """Store a change. An error is logged: what was changed stays changed."""
+    """Store a change. An error is only logged: the change itself has already been made."""
     try:
         number = _append(engine, _write(change))
         (old,) = engine.record_read("audit", [name_of(number - KEPT)])

@@ -21,7 +21,7 @@ class Control(Noun):
         self, worker_id: str | None = None, *, timeout: Duration = 5.0
     ) -> dict[str, float | None]:
         """
-        Ask one worker, or all of them (None), for a heartbeat now, and wait for it.
+        Ask one worker, or all workers (None), for a heartbeat now, and wait for it.
 
         Returns the seconds until each worker answered, by id, or None if it did not within
         `timeout`. Raises Refused if no worker has this id.

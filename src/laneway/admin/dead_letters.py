@@ -45,7 +45,7 @@ def find(engine: Admin, topic: str | None, *, limit: int, after: int) -> list[De
     """
     List dead letters of a topic, or of all topics (None), oldest first.
 
-    `after`: the number of the last letter of the page before, 0 for the first page. Raises
+    `after`: the number of the previous page's last dead letter, 0 for the first page. Raises
     UsageError, BadMessage if the topic's name is invalid, EngineUnavailable.
     """
     arguments.whole("dead_letters", "limit", limit)
@@ -67,10 +67,10 @@ def redrive(
     """
     Put dead letters of a topic, or of all topics (None), back into their topics, oldest first.
 
-    `ids`: only these, or None for all. `rate`: messages a second, such as `"10/s"`; None: all
-    immediately.
-    `limit`: at most this many. Returns how many were put back. Raises UsageError, BadMessage if
-    the topic's name is invalid, BadPolicy if the rate is, EngineUnavailable.
+    `ids`: only these, or None for all. `rate`: messages per second, such as `"10/s"`, or None for
+    all immediately. `limit`: at most this many. Returns the number of messages put back. Raises
+    UsageError, BadMessage if the topic's name is invalid, BadPolicy if the rate is,
+    EngineUnavailable.
     """
     _checked(topic)
     spacing = spacing_us(rate)
@@ -87,8 +87,8 @@ def drop(engine: Admin, topic: str | None, ids: Sequence[str] | None, *, limit: 
     """
     Delete dead letters of a topic, or of all topics (None), oldest first.
 
-    `ids`: only these, or None for all. `limit`: at most this many. Returns how many were deleted.
-    Raises UsageError, BadMessage if the topic's name is invalid, EngineUnavailable.
+    `ids`: only these, or None for all. `limit`: at most this many. Returns the number of deleted
+    messages. Raises UsageError, BadMessage if the topic's name is invalid, EngineUnavailable.
     """
     _checked(topic)
     return _by_pages(
@@ -106,8 +106,8 @@ def _by_pages(
     page: Callable[[Sequence[str] | None, int, int], int],
 ) -> int:
     """
-    Call `page(ids, number, done)` until `limit` or the end is reached; each page is a transaction
-    of its own. `done`: letters of the pages before. Returns how many letters there were in all.
+    Call `page(ids, number, done)` until `limit` or the end is reached; each page is a transaction.
+    `done`: dead letters of the previous pages. Returns the total number of dead letters.
     """
     most = sys.maxsize if limit is None else arguments.whole(call, "limit", limit, least=0)
     total = 0
@@ -166,7 +166,7 @@ class DeadLetters(Noun):
     ) -> int:
         """
         Put them back into their topics, oldest first: all immediately, or at a rate (`"10/s"`), and
-        at most `limit`. Returns the number of messages. Raises BadPolicy for a wrong rate.
+        at most `limit`. Returns the number of messages. Raises BadPolicy for an invalid rate.
         """
         return redrive(self._runtime.engine, topic, ids, rate=rate, limit=limit)
 

@@ -1,4 +1,4 @@
-"""Fingerprints: which failures are the same, whatever message they happened to."""
+"""Fingerprints: recognize the same failure in different messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 def title_of(reason: str | None, error: str | None) -> str:
     """
-    What a failure is: the class of the error, and the first frame that is the program's own.
+    A failure's title: the error's class, and the first frame in the program's own code.
 
     Without frames: the first line of the error or the reason, without quoted texts and long
     numbers.
@@ -45,9 +45,9 @@ def title_of(reason: str | None, error: str | None) -> str:
 
 
 def _read(text: str) -> tuple[str, tuple[str, str, str] | None]:
-    """What failed, and the last frame of the program itself: file, line and function."""
+    """The error, and the last frame in the program's own code: file, line and function."""
     first = text.partition("\n")[0]
-    if first.startswith("Traceback "):  # as Python prints it: what failed comes last
+    if first.startswith("Traceback "):  # as Python prints it: the error comes last
         first = text.rpartition("\n")[2].strip()
     frames = _FRAME.findall(text)
     if not frames:
@@ -84,7 +84,7 @@ class DeadGroup(msgspec.Struct, kw_only=True):
 
 
 def grouped(views: Iterable[MessageView]) -> list[DeadGroup]:
-    """The dead letters by their fingerprints, the most frequent first."""
+    """The dead letters by their fingerprints, in descending order of frequency."""
     found: dict[str, DeadGroup] = {}
     for view in views:
         fingerprint, died_us = fingerprint_of(view.reason, view.error), view.died_us or 0

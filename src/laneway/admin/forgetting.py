@@ -1,9 +1,9 @@
 """
-Subscriptions that are forgotten when nobody declares them again: `subscribe(forget_after=)`.
+Remove subscriptions that nobody declares again: `subscribe(forget_after=)`.
 
-Each call of `subscribe` stores a value that expires after `forget_after`, and removes those
-subscriptions of its topic whose value has expired. So nothing has to watch them, and a topic that
-readers come to and leave has few of them.
+Each call of `subscribe` stores a value that expires after `forget_after`, and removes the
+subscriptions of its topic whose value has expired. No process has to watch them, and a topic whose
+readers change keeps few subscriptions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORGET_AFTER = "forget_after"
 
 
 def renew(runtime: Runtime, pattern: str, name: str, forget_after: Duration) -> None:
-    """Note that a subscription is in use. Call it before it is declared."""
+    """Record that a subscription is in use. Call this before declaring it."""
     Values(runtime).put(_mark(pattern, name), b"1", ttl=forget_after)
 
 
@@ -49,7 +49,7 @@ def unused(runtime: Runtime, pattern: str, layers: Layers) -> list[str]:
 
 
 def _mark(pattern: str, name: str) -> str:
-    """The name of the value that says that the subscription is in use."""
+    """The name of the value that marks the subscription as in use."""
     mark = f"subscription {subscriptions.topic_of(pattern, name)}"
     if len(mark) <= MAX_NAME:
         return mark

@@ -32,11 +32,11 @@ class Histories(Noun):
         topic whose policy has `history=True`.
 
         Arguments: `tier`: only this tier; `last`: how far back, at most 60 days; `step`: the
-        interval of the rows: 10 s (kept for 2 hours), 1 minute (3 days) or 15 minutes (60 days),
-        or None for the shortest that is kept for that long; `max_backlog`: the limit of the
-        namespace, default that of this application.
+        interval of the rows: 10 s (kept for 2 hours), 1 minute (3 days) or 15 minutes (60 days), or
+        None for the shortest that is kept for that long; `max_backlog`: the namespace's limit;
+        default: this application's.
 
-        Workers write the history; this call does too, if it is due. Raises UsageError.
+        Workers write the history; this call writes it too, if it is due. Raises UsageError.
         """
         seconds = arguments.seconds("history", "last", last)
         if max_backlog is None:

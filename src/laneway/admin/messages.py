@@ -1,4 +1,4 @@
-"""What an operator does to one message: try it now, make it dead, drop, cancel or release it."""
+"""Operator actions on one message: try it now, make it dead, drop, cancel or release it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def act(
     reason: str | None = None,
 ) -> Done:
     """
-    Do something to a message, and return what was done.
+    Run an action on a message, and return what was done.
 
-    Arguments: `topic`: needed for ids of the user's own; `reason`: of a dead letter.
+    Arguments: `topic`: required for ids that a user chose; `reason`: a dead letter's.
 
-    Raises UsageError, and Refused if there is no such message or it is in another state.
+    Raises UsageError, and Refused if the message does not exist or is in another state.
     """
     arguments.name("message", "the id", message_id)
     if action == "retry":
@@ -105,11 +105,11 @@ WHY = {
     "unknown": "it does not wait, is not leased and is not dead; an id that you chose needs its "
     "topic",
 }
-"""Why an action is refused, by the state of the message."""
+"""Why an action is refused, by the message's state."""
 
 
 class NoSuchMessage(Refused):
-    """There is no such message."""
+    """The message does not exist."""
 
 
 def _refusal(action: MessageAction, message_id: str, state: str) -> Refused:

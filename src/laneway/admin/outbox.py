@@ -9,11 +9,10 @@ from laneway.runtime.noun import Noun
 
 
 class Outbox(Noun):
-    """The tables in a database of your own, for `publish(connection=…)` and `once`."""
+    """The tables in your own database, for `publish(connection=…)` and `once`."""
 
     def create(self, connection: Any) -> None:
         """
-        Create the tables that do not exist, in the transaction of the connection. Raises
-        UsageError.
+        Create the missing tables in the connection's transaction. Raises UsageError.
         """
         outbox.create(connection)

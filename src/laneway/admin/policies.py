@@ -30,20 +30,20 @@ PAGE = 1000
 
 Difference = tuple[str, str, str, Any, Any]
 """
-Layer (or "gate", "topic group"), pattern (or its name), field, value here, value there; None: not
-set.
+Layer (or "gate", "topic group"), pattern (or its name), field, value here, value there. A value is
+None if it is not set.
 """
 
 
 def layers_of(engine: FullEngine, pattern: str) -> Layers:
-    """What each layer has set for exactly this pattern or topic."""
+    """The fields that each layer sets for exactly this pattern or topic."""
     if is_pattern(pattern):
         return engine.policies().layers(pattern)
     return engine.policy_own(pattern)
 
 
 def operator_fields(engine: FullEngine, pattern: str) -> dict[str, Any]:
-    """What the operator has set for exactly this pattern or topic."""
+    """The fields that the operator set for exactly this pattern or topic."""
     return dict(layers_of(engine, pattern).get("operator", {}))
 
 
@@ -51,7 +51,7 @@ def resume(engine: FullEngine, pattern: str) -> None:
     """
     Deliver from a topic, or from the topics of a pattern, even if another policy pauses them.
 
-    Raises Refused if the topic's endpoint is disabled; then nothing is changed.
+    Raises Refused, and changes nothing, if the topic's endpoint is disabled.
     """
     settings = engine.policies().why(pattern)
     if DISABLED in settings and not is_pattern(pattern):
@@ -66,7 +66,7 @@ def resume(engine: FullEngine, pattern: str) -> None:
 
 
 def copy(here: FullEngine, there: FullEngine) -> int:
-    """Copy all gates and policies of one namespace to another. Returns how many policies."""
+    """Copy all gates and policies of one namespace to another. Returns the number of policies."""
     for gate in here.gate_list():
         limits = Gate(gate["rate"], gate["burst"], gate["concurrency"], max_cost=gate["max_cost"])
         there.gate_set(gate["name"], limits)
@@ -98,7 +98,7 @@ def every_policy(engine: Admin) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def set_policies(engine: Admin, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> int:
-    """Set policies in their layers, in batches. Returns how many."""
+    """Set policies in their layers, in batches. Returns their number."""
     count = 0
     for batch in batches(iter(rows)):
         by_layer: dict[str, list[tuple[str, dict[str, Any]]]] = {}
@@ -112,9 +112,10 @@ def set_policies(engine: Admin, rows: Iterable[tuple[str, str, dict[str, Any]]])
 
 def set_many(engine: Admin, policies: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
     """
-    Set the policies of many topics in the code's layer, in batches; returns how many.
+    Set the policies of many topics in the code's layer, in batches. Returns their number.
 
-    Raises BadPolicy, which names the topic; its notes say how many were set before.
+    Raises BadPolicy, which names the topic; its notes give the number of policies that were set
+    before.
     """
     count = 0
     for batch in batches(iter(policies)):
@@ -210,8 +211,8 @@ class Gates(Noun):
 
     def reset(self, name: str) -> bool:
         """
-        Open a gate that owes permits, for example after a message of a high cost: its rate has
-        the whole burst again. Its leases stay. Returns False if the gate is not defined.
+        Open a gate that owes permits, for example after a message with a high cost: its full burst
+        is available again. Leases are kept. Returns False if the gate is not defined.
         """
         return self._runtime.engine.gate_reset(arguments.name("gates.reset", "the name", name))
 

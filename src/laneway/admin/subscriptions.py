@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from laneway.units import Duration
 
 PAGE = 1000
-"""Topics that are listed at once."""
+"""Topics per page of a list."""
 
 MOST_COPIED = 100_000
 """Most messages of a topic that `start="all waiting"` copies."""
@@ -43,22 +43,23 @@ PUT_SIZE = 500
 
 COPYING: RecordKind = "copying"
 """
-The kind of the records of `start="all waiting"`; the name is that of the topic of the copies.
+The kind of the records of `start="all waiting"`; a record's name is the topic of the copies.
 """
 
 CLOCK_US = units.SECOND
 """How far the clocks of a namespace's shards may be apart when copying continues later."""
 
 _GENERATED = re.compile(r"[0-9a-f]+-[0-9a-f]+")
-"""What an id looks like that an engine may have generated."""
+"""The format of ids that an engine may have generated."""
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """
     A subscription of a topic.
 
-    - `name`: like `audit`. `topic`: the topic of its copies, like `orders#audit`.
-    - `kind`: see `Laneway.subscribe`. `where`: the headers that it takes; empty: every message.
+    - `name`: such as `audit`. `topic`: the topic of its copies, such as `orders#audit`.
+    - `kind`: see `Laneway.subscribe`. `where`: the headers that a message must have; empty for
+      every message.
     - `expires`: after how many seconds without use it gets no more copies, or None for never.
     - `pattern`: the topic or pattern for which it is declared. `layer`: `code` or `operator`.
     - `waiting`, `leased`, `dead`: how many messages it has.
@@ -82,7 +83,7 @@ def settings_of(
     expires: Duration | None,
     forget_after: Duration | None = None,
 ) -> dict[str, Any]:
-    """The policy field's value; what is not set is left out."""
+    """The policy field's value, without the settings that are not set."""
     settings = {"kind": kind, "where": where, "expires": expires, "forget_after": forget_after}
     return {name: value for name, value in settings.items() if value is not None}
 
@@ -108,7 +109,7 @@ def subscribe(
         forgetting.renew(runtime, pattern, name, forget_after)
         layers = layers_of(runtime.engine, pattern)
         for unused in forgetting.unused(runtime, pattern, layers):
-            with contextlib.suppress(Refused):  # another process forgets it, too
+            with contextlib.suppress(Refused):  # another process removes it too
                 remove(runtime.engine, pattern, unused)
         field = subscriptions.field_of(name)
         if layers.get("code", {}).get(field) == dict(changed)[pattern][field]:
@@ -128,8 +129,8 @@ def changes(
     engine: FullEngine | None, pattern: str, name: str, settings: dict[str, Any]
 ) -> list[tuple[str, dict[str, Any]]]:
     """
-    The policies that declare a subscription, as (topic or pattern, checked fields). One of a topic
-    with a single consumer has a pool of its own. `engine`: None before it is opened. Raises
+    The policies that declare a subscription, as (topic or pattern, checked fields). A topic's
+    subscription with a single consumer has its own pool. `engine`: None before it is opened. Raises
     BadPolicy.
     """
     field = subscriptions.field_of(name)
@@ -162,11 +163,11 @@ def check_start(pattern: str, name: str, start: object) -> bool:
 
 def copy_waiting(engine: FullEngine, pattern: str, name: str, declare: Callable[[], None]) -> int:
     """
-    Declare a subscription by `declare`, and copy what its topics hold. Nothing is copied to one
-    that exists already, unless its copying was interrupted: then the rest is. Returns how many
-    messages were copied. Raises Refused, BacklogFull.
+    Declare a subscription by `declare`, and copy the messages of its topics. For an existing
+    subscription, only the rest of an interrupted copy is made. Returns the number of copied
+    messages. Raises Refused, BacklogFull.
 
-    A record in the store says that the copying has begun, and when the subscription was declared.
+    A record in the store shows that the copying has begun, and when the subscription was declared.
     """
     field, key = subscriptions.field_of(name), subscriptions.topic_of(pattern, name)
     (record,) = engine.record_read(COPYING, [key])
@@ -203,7 +204,7 @@ def copy_waiting(engine: FullEngine, pattern: str, name: str, declare: Callable[
 
 
 def check(engine: FullEngine) -> list[Check]:
-    """The doctor's finding about copying that was interrupted; none if there is none."""
+    """The doctor's finding about interrupted copying; an empty list without any."""
     return [
         Check(
             "subscriptions",
@@ -219,8 +220,9 @@ def check(engine: FullEngine) -> list[Check]:
 
 def _copy_waiting(engine: FullEngine, topic: str, name: str, declared_us: int | None) -> int:
     """
-    What was published before the subscription is copied. `declared_us`: when it was declared; None:
-    just now. A message that was published in that moment may have two copies, but none is left out.
+    Copy the messages that were published before the subscription. `declared_us`: when it was
+    declared, or None for just now. A message published at that moment may have two copies, but none
+    is left out.
     """
     subscription = next(
         (each for each in engine.policy_of(topic).subscriptions if each.name == name), None
@@ -244,8 +246,8 @@ def _copy_waiting(engine: FullEngine, topic: str, name: str, declared_us: int | 
 
 def _held(engine: FullEngine, topic: str) -> list[MessageView]:
     """
-    The waiting and leased messages of a topic, in the order of delivery. What is leased is read
-    before and after, because messages are leased and come back meanwhile.
+    The waiting and leased messages of a topic, in the order of delivery. Leased messages are read
+    before and after, because messages are leased and returned meanwhile.
     """
     found: dict[str, MessageView] = {}
     states: tuple[HeldState | None, ...] = ("leased", None, "leased")
@@ -256,7 +258,7 @@ def _held(engine: FullEngine, topic: str) -> list[MessageView]:
 
 
 def _copies(view: MessageView, name: str, now_us: int) -> Iterator[Draft]:
-    """The copy of a waiting message; several, if messages have merged into it."""
+    """The copy of a waiting message; several copies if messages have merged into it."""
     headers = {
         header: text for header, text in (view.headers or {}).items() if header not in NOT_COPIED
     }
@@ -280,14 +282,14 @@ def _copies(view: MessageView, name: str, now_us: int) -> Iterator[Draft]:
 
 
 def _topics_of(engine: FullEngine, pattern: str) -> list[str]:
-    """The topics of a pattern that hold something; a topic's own name."""
+    """The topics of a pattern that are not empty, or the topic itself."""
     if not is_pattern(pattern):
         return [pattern]
     return [name for name in _names(engine, pattern) if not subscriptions.is_copy(name)]
 
 
 def _without_pool(engine: FullEngine | None, topic: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return a subscription that had one consumer, and a pool of its own, to its usual pool."""
+    """Return a subscription that had a single consumer and its own pool to its usual pool."""
     if engine is None or engine.policy_of(topic).pool != subscriptions.consumer_pool(topic):
         return []
     return [(topic, {"pool": engine.policies().resolve_patterns(topic).pool})]
@@ -310,8 +312,8 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     """
     A subscription as a pattern declares it, for all topics that it covers.
 
-    - `name`: like `audit`. `topic`: the pattern of its copies' topics, like `orders.*#audit`.
-    - `kind`, `where`, `expires`, `pattern`, `layer`: as those of `SubscriptionInfo`.
+    - `name`: such as `audit`. `topic`: the pattern of its copies' topics, such as `orders.*#audit`.
+      - `kind`, `where`, `expires`, `pattern`, `layer`: as in `SubscriptionInfo`.
     """
 
     name: str
@@ -325,8 +327,8 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
 
 def declared(engine: FullEngine, pattern: str) -> list[Declaration]:
     """
-    The subscriptions that a pattern, and the patterns that it covers, declare. Those of topics are
-    not among them: there may be a million.
+    The subscriptions that a pattern and the patterns that it covers declare. Subscriptions of
+    single topics are left out: a million of them may exist.
     """
     found = []
     table = engine.policies()
@@ -383,15 +385,15 @@ def _info(
 
 def remove(engine: FullEngine, pattern: str, name: str) -> int:
     """
-    Remove a subscription of a topic or pattern, and everything that its topics hold. Returns the
-    number of removed messages. Raises Refused if there is none.
+    Remove a subscription of a topic or pattern, with all messages of its topics. Returns the number
+    of removed messages. Raises Refused if it does not exist.
     """
     check_pattern(pattern)
     field = subscriptions.field_of(name)
     declaring = _layers_with(layers_of(engine, pattern), field)
     key = subscriptions.topic_of(pattern, name)
     (record,) = engine.record_read(COPYING, [key])
-    if record is not None:  # perhaps of a call that ended before it declared the subscription
+    if record is not None:  # perhaps left by a call that ended before it declared the subscription
         engine.record_swap(COPYING, key, record, None)
     elif not declaring:
         raise Refused(f"subscription {name} of {pattern} does not exist")
@@ -432,7 +434,7 @@ def _layers_with(layers: Layers, field: str) -> list[str]:
 
 
 def _topics(engine: FullEngine, pattern: str, name: str) -> list[str]:
-    """The topics of a pattern whose subscription holds something."""
+    """The topics of a pattern whose subscription is not empty."""
     if not is_pattern(pattern):
         return [pattern]
     parts = map(subscriptions.split, _names(engine, pattern))
@@ -440,7 +442,7 @@ def _topics(engine: FullEngine, pattern: str, name: str) -> list[str]:
 
 
 def _names(engine: FullEngine, pattern: str) -> list[str]:
-    """The topics of a pattern that hold something, those of subscriptions included."""
+    """The topics of a pattern that are not empty, including those of subscriptions."""
     names: list[str] = []
     after: str | None = None
     while True:
@@ -466,11 +468,11 @@ class Subscriptions(Noun):
         self, /, pattern: str, name: str, *, term: Duration = 10.0, wait: Duration | None = None
     ) -> Consumer:
         """
-        The one consumer of an exclusive or failover subscription of a pattern, for all its topics:
-        `with app.subscriptions.consumer("orders.*", "audit") as consumer:`.
+        Create the only consumer of an exclusive or failover subscription of a pattern, for all its
+        topics: `with app.subscriptions.consumer("orders.*", "audit") as consumer:`.
 
-        The arguments and errors are those of `Topic.consumer`, which is the same for one topic.
-        Raises BadPolicy for a wrong pattern or name, too.
+        The arguments and errors are those of `Topic.consumer`, the method for one topic. Also
+        raises BadPolicy for an invalid pattern or name.
         """
         topic = subscriptions.topic_of(check_pattern(pattern), subscriptions.check_name(name))
         return Consumer(lambda: self._runtime.engine, self.threads, topic, term=term, wait=wait)

@@ -1,8 +1,8 @@
 """
 The top lists of topics: those of the engines, the one by worker time, and the one by repeats.
 
-Worker time is what the workers say in their heartbeats: how many handlers each topic keeps busy.
-So counting it costs a message nothing, and any engine has it.
+Worker time is what workers report in their heartbeats: how many handlers each topic keeps busy.
+Counting it adds no cost per message, and every engine has it.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ MAX_WORKERS = 200
 """Workers whose heartbeats are read."""
 
 MAX_TOPICS = 50
-"""The most topics in a list by worker time."""
+"""The maximum number of topics in a list by worker time."""
 
 REPEATING_TOPICS = 50
 """
-The topics with the largest backlogs whose messages are sampled for the list by repeats; more if
-more are asked for.
+How many topics with the largest backlogs are sampled for the list by repeats; more for a larger
+`limit`.
 """
 
 SAMPLED = 200
-"""Messages of each that are read: the next ones."""
+"""How many of each topic's next messages are read."""
 
 
 def topics(
@@ -98,8 +98,8 @@ def listed(
 
 def _by_repeats(engine: FullEngine, pattern: str, limit: int) -> list[Stats]:
     """
-    The topics of which merging would save most messages, by the part of the sample that repeats
-    times the backlog. Topics without a repeat are left out.
+    The topics in which merging would save most messages, by the sample's repeated part times the
+    backlog. Topics without a repeat are left out.
     """
     found = engine.topic_list(order="backlog", pattern=pattern, limit=max(REPEATING_TOPICS, limit))
     now_us = engine.time_us()
@@ -117,5 +117,5 @@ def _by_repeats(engine: FullEngine, pattern: str, limit: int) -> list[Stats]:
 
 
 def _same(view: MessageView) -> tuple[bool, str | bytes]:
-    """What messages that merge have in common: the key, or, without one, the body."""
+    """The value that merging messages share: the key, or the body if they have no key."""
     return (True, view.key) if view.key is not None else (False, view.body)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Topic(Noun):
-    """A topic by its name. Publishing to it creates it."""
+    """A handle on the topic with a name. Publishing to the topic creates it."""
 
     __slots__ = ("name",)
 
@@ -45,7 +45,7 @@ class Topic(Noun):
         timeout: Duration | None = None,
         **options: Unpack[PublishOptions],
     ) -> Receipt:
-        """As `Laneway.publish`, to this topic."""
+        """Like `Laneway.publish`, to this topic."""
         return self._runtime.publish(self.name, body, options, timeout)
 
     async def apublish(
@@ -55,12 +55,13 @@ class Topic(Noun):
         timeout: Duration | None = None,  # noqa: ASYNC109  # as in app.apublish
         **options: Unpack[PublishOptions],
     ) -> Receipt:
-        """As `publish`, awaited."""
+        """Like `publish`, awaited."""
         return await self._runtime.apublish(self.name, body, options, timeout)
 
     def stats(self) -> Stats:
         """
-        Its counters now: waiting, leased, dead, cursors and so on; all zero for an idle topic.
+        Return the topic's current counters: waiting, leased, dead, cursors and others; all zero for
+        an idle topic.
         """
         engine = self._runtime.engine
         return stats_of(engine.topic_stats(self.name), engine.time_us(self.name))
@@ -94,7 +95,7 @@ class Topic(Noun):
     ) -> Topic:
         """
         Give the topic a named reader with a copy of each new message; see `Laneway.subscribe`.
-        Returns the topic of the copies, like `orders#audit`. Raises BadPolicy, UsageError.
+        Returns the topic of the copies, such as `orders#audit`. Raises BadPolicy, UsageError.
         """
         config.refuse_unknown("subscribe", unknown, config.options_of(Topic.subscribe))
         admin_subscriptions.subscribe(
@@ -110,28 +111,28 @@ class Topic(Noun):
         return Topic(self._runtime, topic_of(self.name, name))
 
     def unsubscribe(self, name: str) -> int:
-        """As `app.subscriptions.remove`, for this topic."""
+        """Like `app.subscriptions.remove`, for this topic."""
         return admin_subscriptions.remove(self._runtime.engine, self.name, name)
 
     def subscriptions(self) -> list[SubscriptionInfo]:
-        """List its subscriptions by name, those of patterns included."""
+        """List the topic's subscriptions by name, including those of patterns."""
         return admin_subscriptions.find(self._runtime.engine, self.name)
 
     def consumer(self, *, term: Duration = 10.0, wait: Duration | None = None) -> Consumer:
         """
-        The one consumer of an exclusive or failover subscription: `with
+        Create the only consumer of an exclusive or failover subscription: `with
         app.topic("orders#audit").consumer() as consumer:`.
 
-        `term`: how long it may be out of reach before another one takes over, from 0.5 s to 1 h.
-        `wait`: how long to wait for a failover subscription; None waits as long as it takes. Raises
-        UsageError; the `with` block raises Refused.
+        `term`: how long it may be unreachable before another one takes over, from 0.5 s to 1 h.
+        `wait`: how long to wait for a failover subscription; None waits forever. Raises UsageError;
+        the `with` block raises Refused.
         """
         return Consumer(lambda: self._runtime.engine, self.threads, self.name, term=term, wait=wait)
 
     def pause(self) -> None:
         """
-        Accept messages and deliver none, until `resume`. It belongs to the operator's layer, which
-        takes precedence over the code's policies.
+        Accept messages but deliver none until `resume`. The pause belongs to the operator's layer,
+        which takes precedence over the code's policies.
         """
         self._runtime.engine.policy_set("operator", self.name, {"paused": True})
 
@@ -144,12 +145,11 @@ class Topic(Noun):
 
     def back_off(self, duration: Duration) -> bool:
         """
-        Deliver nothing for a time, as if the destination were unavailable; then one message at a
-        time until one is acked. 0 ends the back-off; messages that wait for their own retries keep
-        their due times, see `retry_now`.
+        Deliver nothing for this duration, as if the destination were unavailable, and then one
+        message at a time until one is acked. 0 ends the back-off; messages that wait for their own
+        retries keep their due times, see `retry_now`.
 
-        Returns False if no message waits or is leased, so there is nothing to hold. Raises
-        UsageError.
+        Returns False if no message waits or is leased. Raises UsageError.
         """
         seconds = arguments.seconds(f"topic {self.name}", "the back-off", duration)
         return self._runtime.engine.topic_back_off(self.name, round(seconds * units.SECOND)) > 0
@@ -180,7 +180,7 @@ class Topic(Noun):
 
     def release(self, message_id: str) -> None:
         """
-        End the lease of a message whose holder has ended, so that it is delivered again.
+        End the lease of a message whose holder has ended. The message is then delivered again.
 
         A holder that is still alive can no longer settle it. No attempt is counted. Raises Refused
         if the message does not exist or is not leased.
@@ -235,26 +235,26 @@ class Topic(Noun):
         return DoneWait(self._runtime, self.name).run(timeout)
 
     async def await_done(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_done
-        """As `wait_done`, awaited."""
+        """Like `wait_done`, awaited."""
         return await DoneWait(self._runtime, self.name).arun(timeout)
 
     def wait_idle(self, timeout: Duration | None = None) -> bool:
         """
-        Wait until no message waits in the topic, delayed messages included, and none is
-        leased. See `Laneway.wait_idle` for several topics.
+        Wait until no message waits in the topic (delayed ones included) or is leased. See
+        `Laneway.wait_idle` for several topics.
 
         Returns False after the timeout.
         """
         return IdleWait(self._runtime, self.name).run(timeout)
 
     async def await_idle(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_idle
-        """As `wait_idle`, awaited."""
+        """Like `wait_idle`, awaited."""
         return await IdleWait(self._runtime, self.name).arun(timeout)
 
     def dead_letters(self, limit: int = 50, *, after: int = 0) -> list[DeadLetter]:
         """
-        List its dead letters, oldest first. `after`: the number of the last dead letter of the
-        previous page.
+        List the topic's dead letters, oldest first. `after`: the number of the last dead letter of
+        the previous page.
         """
         return dead_letters.find(self._runtime.engine, self.name, limit=limit, after=after)
 
@@ -266,8 +266,8 @@ class Topic(Noun):
         limit: int | None = None,
     ) -> int:
         """
-        Put dead letters back, all or those with these ids, oldest first: all immediately or at a
-        rate (`"10/s"`), and at most `limit`. Returns the number of messages.
+        Put dead letters back into the topic, all or those with these ids, oldest first: immediately
+        or at a rate (`"10/s"`), and at most `limit`. Returns the number of messages.
         """
         return dead_letters.redrive(self._runtime.engine, self.name, ids, rate=rate, limit=limit)
 

@@ -1,4 +1,4 @@
-"""Finding a topic by a part of its name that people know, as `acme` of `push.acme`."""
+"""Find a topic by a part of its name, such as `acme` for `push.acme`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from laneway.policy import PolicyTable
 
 MOST_PATTERNS = 50
-"""Patterns of policies whose star is replaced by what is searched."""
+"""Policy patterns whose star is replaced by the search text."""
 
 
 def beginnings(policies: PolicyTable) -> list[str]:
-    """What stands before the star of policies' patterns, of the first ones."""
+    """The texts before the star in the first policy patterns."""
     patterns = {pattern for _, pattern, _ in policies.rows() if pattern.endswith(".*")}
     return [pattern[:-1] for pattern in sorted(patterns)[:MOST_PATTERNS]]
 
 
 def is_known(stats: TopicStats) -> bool:
-    """Whether the store has something of the topic, or remembers that it had."""
+    """Whether the store holds data of the topic, or remembers that it did."""
     return bool(stats.published or stats.waiting or stats.leased or stats.dead)

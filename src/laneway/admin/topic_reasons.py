@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from laneway.policy import Resolved
 
 HOLDERS = 20
-"""Topics with the most busy handlers among which those are looked for that hold a limit."""
+"""How many topics with the largest numbers of busy handlers are searched for holders of a limit."""
 
 LISTED = 1000
-"""Topics by name among which those are looked for if no worker runs their handlers."""
+"""How many topics, by name, are searched for holders if no worker runs their handlers."""
 
 SUBSCRIPTIONS = 20
-"""Subscriptions that are looked at."""
+"""Subscriptions that are examined."""
 
 SCHEDULES = 200
-"""Schedules among which those are looked for that publish to a topic."""
+"""How many schedules are searched for those that publish to a topic."""
 
 SLOW_SECONDS = 60.0
-"""If a backlog takes longer than this at a rate, the rate is named, and how long it takes."""
+"""If draining a backlog takes longer than this, the rate and the duration are reported."""
 
 READS = 3
-"""How often a topic is read whose next message is delivered before it can be explained."""
+"""How often a topic is read if its next message is delivered before it can be explained."""
 
 LONG_SECONDS = 60.0
 """A handler that runs longer than this is named."""
@@ -47,10 +47,10 @@ WAITING = ("ready", "delayed", "parked")
 """States of a message that waits."""
 
 LEFT_OUT = frozenset(("ahead", "key", "leased", "finished", "unknown"))
-"""What is true of a message only, or is said in another way of its topic."""
+"""Causes that apply only to a message, or that a topic reports in another way."""
 
 NEEDS_WORKER = frozenset(("worker", "turn"))
-"""What does not matter if no worker serves the topic."""
+"""Causes that do not matter if no worker serves the topic."""
 
 MOST_TEXT = 300
 """Characters that are shown of an error."""
@@ -60,8 +60,8 @@ class TopicReason(msgspec.Struct, frozen=True):
     """
     A reason why a topic delivers nothing, or not enough.
 
-    `cause`: its kind, such as `"paused"`; `text`: a sentence; `advice`: what to do, a command of
-    the shell or a sentence; "": nothing, or only to wait.
+    `cause`: its kind, such as `"paused"`; `text`: a sentence; `advice`: what to do, as a shell
+    command or a sentence; "" if there is nothing to do but wait.
     """
 
     cause: str
@@ -71,12 +71,12 @@ class TopicReason(msgspec.Struct, frozen=True):
 
 class TopicExplanation(msgspec.Struct, kw_only=True):
     """
-    Why a topic stands still.
+    Why a topic delivers nothing, or not enough.
 
-    - `reasons`: the first one decides; there is always one.
+    - `reasons`: the decisive one first; at least one.
     - `state`: as in `Stats`. `waiting`, `leased`, `dead`: messages.
-    - `published`: since the topic was last empty and deleted from the store.
-    - `message`: the id of the message that is delivered next; None: nothing waits.
+    - `published`: messages since the topic was last empty and deleted from the store. - `message`:
+      the id of the next message, or None if nothing waits.
     """
 
     topic: str
@@ -98,11 +98,11 @@ def explain(
     shows_who: bool = True,
 ) -> TopicExplanation:
     """
-    Why a topic stands still: what its next message waits for, who set the limit or holds it, and
-    what to do. What is read has a bound for any number of topics.
+    Explain why a topic is blocked: what its next message waits for, who set the limit or holds it,
+    and what to do. The amount of data read is bounded for any number of topics.
 
-    `max_backlog`: of the namespace. `shows_others`: name other topics and workers. `shows_who`: say
-    which operator changed a policy last, as far as the audit log knows.
+    `max_backlog`: the namespace's. `shows_others`: name other topics and workers. `shows_who`: name
+    the operator who changed a policy last, if the audit log knows.
     """
     stats, head, next_one = _read(engine, topic)
     case = _Case(engine, stats, shows_others=shows_others, shows_who=shows_who)
@@ -131,8 +131,8 @@ def _read(
     engine: FullEngine, topic: str, reads: int = READS
 ) -> tuple[TopicStats, list[MessageView], Explanation | None]:
     """
-    The topic's counts, its next message, and what that waits for: None if nothing waits, or if a
-    worker took the message meanwhile, each time.
+    The topic's counts, its next message, and what that message waits for: None if nothing waits, or
+    if at each attempt a worker took the message meanwhile.
     """
     stats = engine.topic_stats(topic)
     head = engine.topic_peek(topic, limit=1) if stats.waiting else []
@@ -160,7 +160,7 @@ class _Case:
 
     @property
     def is_paused(self) -> bool:
-        """Whether a policy pauses it, and not only its disabled endpoint."""
+        """Whether a policy pauses the topic, not only its disabled endpoint."""
         return bool(self._settings.get("paused", (False,))[0])
 
     def set_by(self, field: str) -> str:
@@ -175,11 +175,11 @@ class _Case:
         return f"by an operator {whose}{f' (last changed by {who})' if who else ''}"
 
 
-# What its messages wait for
+# What the topic's messages wait for
 
 
 def _refused(case: _Case, max_backlog: int | None) -> Iterator[TopicReason]:
-    """Full backlogs, which refuse what is published."""
+    """Full backlogs, which refuse publishes."""
     limit, on_full = case.policy.max_backlog, case.policy.on_full
     does = {
         "refuse": "publishes are refused",
@@ -218,7 +218,7 @@ def _refused_lately(case: _Case) -> Iterator[TopicReason]:
 
 
 def _of_head(case: _Case, found: Explanation | None) -> Iterator[TopicReason]:
-    """What the message waits for that is delivered next."""
+    """What the next message waits for."""
     if found is None:
         return
     left_out = LEFT_OUT | NEEDS_WORKER if "unserved" in found.causes else LEFT_OUT
@@ -259,7 +259,7 @@ def _rate(case: _Case, _: Explanation, text: str) -> TopicReason:
 
 
 def _takes(case: _Case, rate: float) -> str:
-    """How long the topic's backlog takes at a rate, if that is long."""
+    """How long draining the topic's backlog takes at a rate, if that is long."""
     ready = case.stats.ready
     if ready / rate <= SLOW_SECONDS:
         return ""
@@ -272,7 +272,9 @@ def _set_rate(case: _Case) -> str:
 
 
 def _slow_rate(case: _Case) -> TopicReason | None:
-    """The lowest rate of the topic, if its backlog takes long at it; a permit may be free now."""
+    """
+    The topic's lowest rate, if draining the backlog at it takes long; a permit may be free now.
+    """
     policy, group, named = case.policy, case.stats.group, gate_names(case.policy.gate)
     found: list[tuple[float, TopicReason]] = []
     if policy.rate:
@@ -327,7 +329,7 @@ def _group(case: _Case, _: Explanation, text: str) -> TopicReason:
 
 
 def _wider(text: str) -> str:
-    """The option that changes the limit which is reached."""
+    """The option that changes the limit that is reached."""
     return "--rate RATE" if ITS_RATE in text else "--concurrency COUNT"
 
 
@@ -345,8 +347,8 @@ def _limits(limit: dict[str, object] | None) -> str:
 
 def _holders(case: _Case, shares: Callable[[Resolved, TopicStats], bool]) -> dict[str, TopicStats]:
     """
-    The topics that have the most handlers running of those that share a limit. If no worker runs
-    one: the first topics by name that have leases.
+    The topics that share a limit, by the number of running handlers. If no worker runs one, the
+    first topics by name that have leases.
     """
     if not case.shows_others:
         return {}
@@ -376,7 +378,7 @@ def _most_handlers(holders: dict[str, TopicStats]) -> str:
 
 
 def _unheld(case: _Case, topics: Iterable[str]) -> TopicReason | None:
-    """A lease of these topics that no worker on the list holds; None: there is none."""
+    """A lease of these topics that no worker on the list holds, or None if all are held."""
     holders = workers.Holders(case.engine)
     for topic in dict.fromkeys(topics):
         for view in case.engine.topic_peek(topic, limit=HOLDERS, state="leased"):
@@ -449,7 +451,7 @@ def _worker(case: _Case, _: Explanation, text: str) -> TopicReason:
     coverage = workers.Coverage(case.engine)
     holder = coverage.holder(case.policy.pool)
     if coverage.busy < coverage.concurrency and holder is None and (slow := _slow_rate(case)):
-        return slow  # it waits for a worker only in the moments in which a permit is free
+        return slow  # it waits for a worker only while a permit is free
     if coverage.concurrency and case.shows_others:
         text += f"; {coverage.busy:,} of {coverage.concurrency:,} handlers are busy"
         if holder is not None:
@@ -508,7 +510,7 @@ def _of_keys(case: _Case, head: list[MessageView]) -> Iterator[TopicReason]:
 
 
 def _delivering(case: _Case) -> TopicReason:
-    """What is said of a backlog whose next message is delivered whenever it is read."""
+    """The reason for a backlog whose next message is delivered at each read."""
     if slow := _slow_rate(case):
         return slow
     text = f"{_messages_wait(case.stats.waiting)}; its messages are being delivered"
@@ -516,7 +518,7 @@ def _delivering(case: _Case) -> TopicReason:
 
 
 def _without_backlog(case: _Case) -> Iterator[TopicReason]:
-    """What is said of a topic in which nothing waits."""
+    """The reasons for a topic in which nothing waits."""
     stats = case.stats
     if stats.leased:
         text = f"nothing waits; {stats.leased:,} of its messages run{'s' * (stats.leased == 1)}"
@@ -550,12 +552,12 @@ def _without_backlog(case: _Case) -> Iterator[TopicReason]:
 
 
 def _ended(count: int, stats: TopicStats) -> str:
-    """What became of so many messages of a topic, none of which is dead."""
+    """What happened to this many messages of a topic, if none is dead."""
     return "delivered" if stats.done >= count else "delivered or removed"
 
 
 def _of_subscriptions(case: _Case) -> Iterator[TopicReason]:
-    """Subscriptions in which copies wait, and messages that are kept for nobody."""
+    """Subscriptions in which copies wait, and messages that no subscription needs."""
     found = subscriptions.find(case.engine, case.topic)
     if not case.policy.own_backlog:
         set_by = case.set_by("own_backlog")
@@ -583,7 +585,7 @@ def _of_subscriptions(case: _Case) -> Iterator[TopicReason]:
 
 
 def _of_schedules(case: _Case) -> Iterator[TopicReason]:
-    """Paused schedules that would publish to it."""
+    """Paused schedules that would publish to the topic."""
     for name in store.paused_for(case.engine, case.topic, SCHEDULES):
         yield TopicReason(
             "schedule",
@@ -621,7 +623,7 @@ def _expires_again(case: _Case) -> str:
 
 
 def _longest(case: _Case, message_id: str | None = None) -> str | None:
-    """The handler that has run longest for the topic, or for a message, if that is long."""
+    """The longest-running handler of the topic, or of a message, if it has run for long."""
     longest = 0.0
     found = None
     for worker in workers.read_all(case.engine, top_topics.MAX_WORKERS):
@@ -656,7 +658,7 @@ def _last_error(message: MessageView) -> str:
 
 
 def _short(error: object) -> str:
-    """The first line of an error, which says what it is; its frames are in the message's page."""
+    """The first line of an error, which names it; the message's page has its frames."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     text = lines[0] if lines else ""
     return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"

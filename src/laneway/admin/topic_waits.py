@@ -1,7 +1,7 @@
 """
-Waits for topics: until what was published is done, and until nothing waits or runs any more.
+Wait for topics: until all published messages are done, or until nothing waits or runs.
 
-The engine notifies a wait of the changes of one topic at a time, so nobody polls.
+The engine notifies a wait of the changes of one topic at a time, so that nothing polls.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 WATCH = 60.0
 """
-Seconds for which the engine notifies a wait of the topic's changes; the wait renews it before.
+Seconds for which the engine notifies a wait of the topic's changes; the wait renews this in time.
 """
 
 COALESCE = 0.02
 """Seconds between two reads of the state of a busy topic, however many notifications arrive."""
 
 PAGE = 500
-"""Topics that are listed at once, and the first ones by backlog that are looked at."""
+"""Topics per page of a list, and topics with the largest backlogs that are examined first."""
 
 
 class TopicWait:
@@ -48,7 +48,7 @@ class TopicWait:
 
     def run(self, timeout: Duration | None) -> bool:
         """
-        Returns False if the timeout is over first, or if the wait was stopped. Raises UsageError.
+        Returns False after the timeout, or if the wait was stopped. Raises UsageError.
         """
         seconds = arguments.seconds_or_none(self.call, "timeout", timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
@@ -67,7 +67,7 @@ class TopicWait:
             self._listener.close()
 
     async def arun(self, timeout: Duration | None) -> bool:  # noqa: ASYNC109  # as in run
-        """As `run`, awaited. A cancelled wait holds no thread."""
+        """Like `run`, awaited. A cancelled wait holds no thread."""
         waiting = asyncio.get_running_loop().run_in_executor(self._threads, self.run, timeout)
         try:
             return await asyncio.shield(waiting)
@@ -107,8 +107,8 @@ class TopicWait:
 
     def _busy(self, watched: str | None) -> str | None:
         """
-        A topic that has to change before the wait is over; None: it is over. `watched`: the topic
-        whose changes are notified now.
+        A topic that must change before the wait can end, or None if the wait is over. `watched`:
+        the topic that the engine reports changes of now.
         """
         raise NotImplementedError
 
@@ -145,7 +145,7 @@ class IdleWait(TopicWait):
     def _busy_of_pattern(self) -> str | None:
         """
         All topics are read twice: a message may move to a topic that was read before. If nothing
-        was published in between, all were idle when the second reading began.
+        was published in between, all were idle when the second read began.
         """
         largest = self._engine.topic_list(order="backlog", pattern=self._target, limit=PAGE)
         first = next((each.topic for each in largest if not is_copy(each.topic)), None)

@@ -2,8 +2,7 @@
 `app.values`: small values by name, each with a time to live.
 
 A value is stored like the progress of a message, with its name as the topic and an empty id, which
-no message has: the stores need nothing else for them, and who waits for one is notified in the same
-way.
+no message has. Stores need no other support for values, and waiters are notified in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MAX_NAME = 255
 """Most characters of a name."""
 
 MIN_TTL = 0.001
-"""Seconds of the shortest life of a value."""
+"""The minimum time to live of a value, in seconds."""
 
 MAX_BYTES = 16 * 1024 * 1024
 """Most bytes of a value."""
@@ -36,7 +35,7 @@ MAX_BYTES = 16 * 1024 * 1024
 
 class Values(Noun):
     """
-    Small values by name, such as results, counters and marks of presence: `app.values`.
+    Small values by name, such as results, counters and presence markers: `app.values`.
 
     A value is bytes; text is stored as UTF-8. Each expires `ttl` after it was last written.
     Values are as durable as messages, and every process of the namespace sees the same ones.
@@ -47,7 +46,7 @@ class Values(Noun):
         return self.get_many([name])[0]
 
     def get_many(self, names: Iterable[str]) -> list[bytes | None]:
-        """Return many values in the order of their names; None means the same as in `get`."""
+        """Return many values in the order of `names`, each as in `get`."""
         checked = [_checked("get", name) for name in arguments.texts("get", "names", names)]
         if not checked:
             return []
@@ -62,8 +61,8 @@ class Values(Noun):
         self, name: str, before: bytes | str | None, value: bytes | str, *, ttl: Duration
     ) -> bool:
         """
-        Store a value if the stored one is `before` (None: no value is stored). Returns whether it
-        was stored.
+        Store a value if the stored one equals `before` (None if no value must be stored). Returns
+        whether it was stored.
 
         Raises UsageError, and EngineUnavailable, whose `applied` is None if the value may have been
         stored.
@@ -76,9 +75,8 @@ class Values(Noun):
         """
         Add a whole number to a counter, which begins at 0. Returns the sum.
 
-        Concurrent calls of many processes are all counted. `get` returns the sum as decimal
-        digits. Raises UsageError, which includes a value that is not a whole number;
-        EngineUnavailable.
+        No concurrent call is lost, even across processes. `get` returns the sum as decimal digits.
+        Raises UsageError, including if the value is not a whole number; EngineUnavailable.
         """
         amount = arguments.whole("add", "amount", amount, least=-(1 << 62), most=1 << 62)
         while True:
@@ -100,8 +98,8 @@ class Values(Noun):
         self, name: str, *, unlike: bytes | None = None, timeout: Duration | None = None
     ) -> bytes | None:
         """
-        Wait until a value is stored that is not `unlike`, at most `timeout`; None waits
-        forever. Returns the value, or None after the timeout. Raises UsageError, EngineUnavailable.
+        Wait at most `timeout` until a value other than `unlike` is stored; None waits forever.
+        Returns the value, or None after the timeout. Raises UsageError, EngineUnavailable.
         """
         seconds = arguments.seconds_or_none("wait_for", "timeout", timeout)
         value: bytes | None = None

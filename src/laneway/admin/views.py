@@ -16,10 +16,10 @@ class Stats(TopicStats):
     """
     A topic's counters.
 
-    `oldest_age`: seconds that the oldest ready message has waited, or None without one.
-    `now`: the store's time of the counters, in Unix seconds.
-    `repeats`: the part (0 … 1) of `sampled` waiting messages that would merge into another one of
-    the sample, or None without a sample.
+    `oldest_age`: seconds that the oldest ready message has waited, or None if no message is ready.
+    `now`: the store's time of the counters, in Unix seconds. `repeats`: the fraction (0 … 1) of
+    `sampled` waiting messages that would merge into another message of the sample, or None without
+    a sample.
     """
 
     oldest_age: float | None = None

@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     from laneway.working.commands import WorkerCommand
 
 PAGE = 1000
-"""Workers that are read at once."""
+"""Workers per read."""
 
 MAX_WORKERS = 20_000
-"""Workers that are read in all; beyond so many a pool or topic counts as served."""
+"""The maximum number of workers that are read; with more, a pool or topic counts as served."""
 
 MIN_LOOK_SECONDS, MAX_LOOK_SECONDS = 0.01, 0.2
-"""How long `ping` waits before it looks for answers again: from the first to the second."""
+"""The minimum and maximum pause of `ping` between two checks for answers."""
 
 ASK_SECONDS = 1.0
 """How often a worker that does not answer a command is pinged again."""
 
 BUSY_PART = 0.7
-"""If this part of the slots is taken, none may be free for everybody: some are reserved."""
+"""If this part of the slots is busy, possibly no unreserved slot is free."""
 
 KEPT_PART, KEPT_SECONDS = 0.5, 0.5
 """A pattern keeps slots if it has this part of them, and one of them for that long."""
 
 HELD_SECONDS = 20.0
-"""A lease of that age is in a heartbeat of the worker that holds it."""
+"""A lease of this age is in a heartbeat of the worker that holds it."""
 
 MAX_HOLDERS = 1000
 """Workers that are read to find the holder of a lease; with more, none is missed."""
@@ -58,25 +58,25 @@ UNSERVED_SECONDS = 60.0
 """How long a message waits before the doctor finds that no worker serves it."""
 
 OLDEST_TOPICS = 100
-"""Topics with the oldest messages that the doctor looks at."""
+"""How many topics with the oldest messages the doctor examines."""
 
 
 class WorkerInfo(msgspec.Struct, kw_only=True):
     """
     A worker that serves the namespace, as of its last heartbeat.
 
-    - `id`, `host`, `pid`: the worker.
-    - `state`: `"running"`; `"stopping"`: it only finishes running handlers; `"dead"`: no heartbeat
-      in time.
+    - `id`, `host`, `pid`: the worker's.
+    - `state`: `"running"`; `"stopping"`: it only finishes running handlers; `"dead"`: its heartbeat
+      is overdue.
     - `program`, `version`: the application's; `laneway`: the version of Laneway.
-    - `pools`: the pools that it serves; `topics`: the only topics (None: all of the pools);
-      `patterns`: the topics that its handlers cover (None: any).
-    - `concurrency`: the maximum number of concurrent handlers; `busy`: how many run; `leased`: the
-      leases that it holds.
+    - `pools`: the pools that it serves; `topics`: the only topics (None for all topics of the
+      pools); `patterns`: the topics that its handlers cover (None for any).
+    - `concurrency`: the maximum number of concurrent handlers; `busy`: how many run; `leased`: how
+      many leases it holds.
     - `oldest_topic`, `oldest_id`, `oldest_since`: the message whose handler has run for the longest
       time, and since when.
     - `loop_lag`: seconds that its event loop needed to respond.
-    - `started`, `last_heartbeat`: times, in Unix seconds by the store's clock, as `oldest_since`.
+    - `started`, `last_heartbeat`: Unix seconds by the store's clock, as `oldest_since`.
     """
 
     id: str
@@ -147,9 +147,9 @@ def ping(engine: FullEngine, worker_id: str | None, timeout: float) -> dict[str,
     """
     Ask workers for a heartbeat, and wait at most `timeout` seconds for it.
 
-    Arguments: `worker_id`: None: all on the list, dead ones too.
+    Arguments: `worker_id`: None for all on the list, even dead ones.
 
-    Returns the seconds until each answered; None: it did not. A worker that stops in order
+    Returns the seconds until each answered, or None if it did not. A worker that stops normally
     meanwhile is left out. Raises Refused if no worker has this id.
     """
     before = {
@@ -174,17 +174,17 @@ def ping(engine: FullEngine, worker_id: str | None, timeout: float) -> dict[str,
             elif now[each] > beat_us:
                 answers[each] = round(time.monotonic() - began, 3)
                 del before[each]
-        # Looking takes at most a third of the time, however many workers there are.
+        # Checks take at most a third of the time, for any number of workers.
         pause = max(min(pause * 1.5, MAX_LOOK_SECONDS), 2 * (time.monotonic() - looked))
     return answers
 
 
 def command(engine: FullEngine, worker_id: str, what: WorkerCommand, timeout: float) -> str:
     """
-    Give a worker a command, and return its answer. It is asked again each second.
+    Send a command to a worker, and return its answer. The command is repeated each second.
 
-    Raises Refused if there is no such worker, it has another command, or does not answer within
-    `timeout` seconds; then the command is taken back.
+    Raises Refused if the worker does not exist, has another command, or does not answer within
+    `timeout` seconds; the command is then withdrawn.
     """
     _check_alive(engine, worker_id)
     now_us = engine.time_us()
@@ -219,7 +219,7 @@ def _check_alive(engine: FullEngine, worker_id: str) -> None:
 def _await_answer(
     engine: FullEngine, worker_id: str, given: commands.Command, timeout: float
 ) -> bytes | None:
-    """The record of the answer, or None if none came in time."""
+    """The record of the answer, or None if it did not arrive in time."""
     deadline = time.monotonic() + timeout
     asked, pause = 0.0, MIN_LOOK_SECONDS
     while (now := time.monotonic()) < deadline:
@@ -237,7 +237,7 @@ def _await_answer(
 
 
 def _sweep_commands(engine: FullEngine, now_us: int) -> None:
-    """Remove the commands of those who did not wait for the answer."""
+    """Remove commands whose caller did not wait for the answer."""
     for worker_id, stored in engine.records("command", limit=PAGE):
         if commands.decode(stored).until_us < now_us:
             engine.record_swap("command", worker_id, stored, None)
@@ -245,9 +245,9 @@ def _sweep_commands(engine: FullEngine, now_us: int) -> None:
 
 class SlotHolder(NamedTuple):
     """
-    The pattern of handlers that keep the slots of workers.
+    The pattern of handlers that occupy the workers' slots.
 
-    `kept` of `slots` are theirs, for up to `seconds` so far. `most`: slots of the largest worker.
+    They occupy `kept` of `slots`, for up to `seconds` so far. `most`: slots of the largest worker.
     """
 
     pattern: str
@@ -258,11 +258,11 @@ class SlotHolder(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What it keeps, as a sentence without its subject."""
+        """What it occupies, as a sentence without its subject."""
         return f"keeps {self.kept:,} of {self.slots:,} slots, for up to {self.seconds:.1f} s each"
 
     def cure(self, topic: str = "") -> str:
-        """What to do, for a topic that waits."""
+        """Advice for a topic that waits."""
         more = f"more slots (-c {4 * self.most})"
         if topic and matches(self.pattern, topic):
             return f"{more}, or another worker"
@@ -279,7 +279,7 @@ class Coverage:
         self.count = 0
         """How many workers run."""
         self.busy = self.concurrency = 0
-        """Handlers that run, and that could run."""
+        """Running handlers, and the maximum number of them."""
         self._in_pool: dict[str, list[WorkerFacts]] = {}
         listed = 0
         for worker in read_all(engine):
@@ -329,7 +329,7 @@ class Coverage:
         return None
 
     def holder(self, pool: str) -> SlotHolder | None:
-        """The pattern whose handlers keep the slots of a pool's workers; None: none does."""
+        """The pattern whose handlers occupy the slots of a pool's workers, or None if none does."""
         workers = self._in_pool.get(pool, [])
         slots = sum(facts.concurrency for facts in workers)
         busy = sum(facts.busy for facts in workers)
@@ -347,12 +347,12 @@ class Coverage:
         return SlotHolder(pattern, count, slots, seconds, most)
 
     def slot_holders(self) -> dict[str, SlotHolder]:
-        """By pool: the pattern whose handlers keep the slots of its workers."""
+        """By pool: the pattern whose handlers occupy its workers' slots."""
         found = {pool: self.holder(pool) for pool in self._in_pool}
         return {pool: holder for pool, holder in found.items() if holder is not None}
 
     def unserved_pools(self, overview: Overview) -> list[str]:
-        """The pools of which something could run now, and which no worker serves."""
+        """The pools that have messages to run now and that no worker serves."""
         pools = {tier.pool for tier in overview.tiers if tier.runnable}
         return sorted(pool for pool in pools if not (self.serves_pool(pool) or SEPARATOR in pool))
 
@@ -378,7 +378,7 @@ class Holders:
             self._by_handle.update(dict.fromkeys(facts.held, facts))
 
     def of(self, view: MessageView) -> WorkerFacts | None:
-        """The worker that holds a message; None: none on the list does, as far as is known."""
+        """The worker that holds a message, or None if no worker on the list is known to hold it."""
         return self._by_handle.get(view.handle or 0)
 
     def lacks(self, view: MessageView, now_us: int) -> bool:
@@ -389,7 +389,7 @@ class Holders:
 
 
 def unheld(view: MessageView, now_us: int, *, shows_holder: bool) -> str:
-    """What is said of a message that is leased, and that no worker on the list holds."""
+    """The text for a leased message that no worker on the list holds."""
     age_s = (now_us - (view.leased_us or now_us)) / units.SECOND
     return (
         f"no worker on the list holds it: {holder_of(view, shows_holder=shows_holder)} leased it"
@@ -398,7 +398,7 @@ def unheld(view: MessageView, now_us: int, *, shows_holder: bool) -> str:
 
 
 def holder_of(view: MessageView, *, shows_holder: bool) -> str:
-    """What has leased a message that no worker on the list holds."""
+    """The holder of a message that no worker on the list holds."""
     if view.holder is None:
         return "a worker that no longer responds"
     return view.holder if shows_holder else "a program or an HTTP client"
@@ -410,7 +410,7 @@ def release_command(view: MessageView) -> str:
 
 
 def _add_holder(engine: FullEngine, explanation: Explanation, *, shows_workers: bool) -> None:
-    """Say which worker holds a message that is leased, or that none does."""
+    """Add which worker holds a leased message, or that none does."""
     view, now_us = explanation.message, explanation.now_us
     if view is None or now_us is None or "leased" not in explanation.causes:
         return
@@ -443,7 +443,7 @@ def explain(
         lack = Coverage(engine).lack(policy.pool, topic)
     if lack is None:
         return explanation
-    explanation.drop("worker")  # it waits for none that will come
+    explanation.drop("worker")  # no worker is going to take it
     now_us = explanation.now_us or 0
     is_decisive = explanation.starts_us is not None and explanation.starts_us <= now_us
     if is_decisive:
@@ -488,6 +488,6 @@ def check(engine: FullEngine) -> Check:
 
 
 def _level_of(topic: str) -> str:
-    """The pattern of the topics beside this one."""
+    """The pattern of the topics on the same level."""
     stem, dot, _ = topic.rpartition(".")
     return f"{stem}.*" if dot else topic
