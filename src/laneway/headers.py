@@ -1,7 +1,7 @@
 """
 The control headers of messages: their names, and the functions that read them.
 
-Any program that may publish can write them. Therefore `check` refuses invalid values at publish,
+Any program that may publish can write them, so `check` refuses invalid values at publish,
 and every reader uses the functions of this module: an invalid value counts as absent, and numbers
 stay within their bounds. The Valkey engine's scripts read `RESULT_TTL`, `SIGNALS`, `FLOW` and
 `COST` too (`scripts/parts/`: `results.lua`, `flow_signals.lua`, `messages.lua`).

@@ -485,8 +485,8 @@ class Field(NamedTuple):
 
     - `check`: checks a value and returns it as a JSON value.
     - `meaning`: may end with "; default X".
-    - `unit`: the number's unit; engines store durations in microseconds. - `forever`: the engines'
-      value for the duration "forever".
+    - `unit`: the number's unit; engines store durations in microseconds.
+    - `forever`: the engines' value for the duration "forever".
     - `needs`: the field without which it has no meaning.
     - `effect`: `"holds"` if the field may hold back or refuse messages, `"ends"` if it may end
       waiting messages. `laneway explain` names such a field.

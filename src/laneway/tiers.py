@@ -133,9 +133,9 @@ class TierLayers(msgspec.Struct, kw_only=True):
 
     - `code`: the tiers that programs declared or changed.
     - `default`: the tier of topics whose policy names none.
-    - `operator`: the tiers that an operator set; None for a removed tier. - `declared`,
-      `declared_default`: the declarations of the last program that opened the store. - `version`:
-      grows with every change.
+    - `operator`: the tiers that an operator set; None for a removed tier.
+    - `declared`, `declared_default`: the declarations of the last program that opened the store.
+    - `version`: grows with every change.
     """
 
     code: dict[str, Tier]

@@ -313,7 +313,7 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     A subscription as a pattern declares it, for all topics that it covers.
 
     - `name`: such as `audit`. `topic`: the pattern of its copies' topics, such as `orders.*#audit`.
-      - `kind`, `where`, `expires`, `pattern`, `layer`: as in `SubscriptionInfo`.
+    - `kind`, `where`, `expires`, `pattern`, `layer`: as in `SubscriptionInfo`.
     """
 
     name: str

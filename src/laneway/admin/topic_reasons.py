@@ -75,8 +75,8 @@ class TopicExplanation(msgspec.Struct, kw_only=True):
 
     - `reasons`: the decisive one first; at least one.
     - `state`: as in `Stats`. `waiting`, `leased`, `dead`: messages.
-    - `published`: messages since the topic was last empty and deleted from the store. - `message`:
-      the id of the next message, or None if nothing waits.
+    - `published`: messages since the topic was last empty and deleted from the store.
+    - `message`: the id of the next message, or None if nothing waits.
     """
 
     topic: str

@@ -61,8 +61,8 @@ class Values(Noun):
         self, name: str, before: bytes | str | None, value: bytes | str, *, ttl: Duration
     ) -> bool:
         """
-        Store a value if the stored one equals `before` (None if no value must be stored). Returns
-        whether it was stored.
+        Store a value if the stored one equals `before`, or if `before` is None and no value is
+        stored. Returns whether it was stored.
 
         Raises UsageError, and EngineUnavailable, whose `applied` is None if the value may have been
         stored.

@@ -1,1 +1,1 @@
-"""Programs that act together: elections."""
+"""Coordination between processes: elections."""

@@ -1,11 +1,11 @@
 """
-`Campaign`: one candidate of an election, from its first look until it is stopped.
+`Campaign`: one candidate of an election, from its first read of the state until it is stopped.
 
     look, until the term is free ──► claim ──► inaugurate ──► execute ──► hand_over ──► end
       ▲                                                                                  │
       └──────────────────────────────── back off, with jitter ◄──────────────────────────┘
 
-Everything here runs on one event loop; what blocks runs in threads.
+Everything here runs on one event loop; blocking calls run in threads.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ log = logging.getLogger("laneway.election")
 
 FIRST_BACK_OFF, MAX_BACK_OFF = 1.0, 60.0
 """
-Seconds between the end of a failed term and the next candidacy: from half of it to all of it, and
-doubled by each further failure.
+Seconds between the end of a failed term and the next candidacy, doubled by each further failure;
+the actual pause is half to all of it.
 """
 
 AWAY_SECONDS = 15.0
-"""The longest pause between two tries while the store does not answer."""
+"""The longest pause between two attempts while the store does not answer."""
 
 END_TRIES_SECONDS = 0.5
-"""The pause between two tries to tell the store that the term has ended."""
+"""The pause between two attempts to report the term's end to the store."""
 
 
 class Campaign:
-    """Runs for one election until it is stopped, or has served `most` terms. Used once."""
+    """Runs for one election until it is stopped or has served `most` terms. Not reusable."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Campaign:
         self._task: asyncio.Task[None] | None = None
         self._terms = 0
         self.ended = threading.Event()
-        """Set once it does not use the store any more."""
+        """Set once it no longer uses the store."""
         self.stop_seconds = times.bound + times.term
         """The longest time from the stop to the end."""
 
@@ -92,22 +92,22 @@ class Campaign:
                 loop.call_soon_threadsafe(self._stop)
 
     def stop_by_signal(self) -> None:
-        """Stop in order; called again: at once. On the event loop."""
+        """Shut down gracefully; the second call stops immediately. On the event loop."""
         self._signals += 1
         if self._signals > 1 and self._task is not None:
             self._task.cancel()
         self.stop()
 
     def runs_in_this_thread(self) -> bool:
-        """Whether waiting for its end in the current thread would block it."""
+        """Whether waiting for its end in the current thread would deadlock."""
         return self._thread_id == threading.get_ident() and not self.ended.is_set()
 
     # On the event loop
 
     async def arun(self) -> int:
         """
-        Returns how many terms this candidate has held. If it is cancelled, it steps down in order;
-        if it is cancelled again, at once.
+        Returns the number of terms that this candidate has held. If it is cancelled, it steps down
+        gracefully; if it is cancelled again, immediately.
         """
         self._thread_id = threading.get_ident()
         self._stopped = asyncio.Event()
@@ -129,7 +129,7 @@ class Campaign:
                     if cancellations > 1:
                         task.cancel()
             if not task.cancelled():
-                task.result()  # raises what makes the election impossible
+                task.result()  # raises the error that makes the election impossible
             if cancellations:
                 raise asyncio.CancelledError
             return self._terms
@@ -158,7 +158,7 @@ class Campaign:
                 await self._do(self._store.close)
 
     def _back_off(self, failures: int) -> float:
-        """Long enough for another candidate to look in between."""
+        """The pause in seconds, long enough for another candidate to read the state in between."""
         if failures == 0:
             return self._times.look * random.uniform(1.5, 2.5)
         longest = min(FIRST_BACK_OFF * 2.0 ** min(failures - 1, 10), MAX_BACK_OFF)
@@ -167,7 +167,7 @@ class Campaign:
     # Being a candidate
 
     async def _candidacy(self) -> Term | None:
-        """Look until the term can be claimed. None: stopped."""
+        """Read the state until the term can be claimed. Returns None if stopped."""
         away = 0
         while not self._is_stopping:
             asked = clock()
@@ -199,7 +199,9 @@ class Campaign:
         return None
 
     def _next_look(self, state: ElectionState) -> float:
-        """The pause until the next look; candidates that began together draw apart."""
+        """
+        The pause until the next read, with jitter that separates candidates that began together.
+        """
         look = self._times.look * random.uniform(0.5, 1.0)
         return look if state.left is None else min(look, state.left + look / 10)
 
@@ -236,7 +238,7 @@ class Campaign:
         return await self._attempt(career, "execute", term), True
 
     async def _attempt(self, career: CareerRunner, method: str, term: Term) -> bool:
-        """Call a method; what it raises is logged. Returns whether it has succeeded."""
+        """Call a method; its error is logged. Returns whether it has succeeded."""
         try:
             if method == "begin":
                 await career.begin()
@@ -270,7 +272,7 @@ class Campaign:
         )
 
     async def _end(self, renewal: TermRenewal, term: Term, *, handed_over: bool) -> None:
-        """Tell the store that the term has ended, as long as nobody else can have it."""
+        """Report the term's end to the store, while no other candidate can have the term."""
         renewal.close()  # first: a renewal that finds the term ended would report it as lost
         until = term.until
         handed_over &= term.finish()

@@ -1,9 +1,8 @@
 """
-`Career`: what a program does as the holder of an election, and how its methods are called.
+`Career`: a program's work as the holder of an election, and how its methods are called.
 
-Coroutine functions run on the event loop. Plain functions of one term run one after the other in
-one thread of their own, which can be given up: a method that does not return must not keep the
-program from ending.
+Coroutine functions run on the event loop. A term's plain functions run one at a time in their own
+thread, which can be abandoned: a method that does not return must not keep the program from ending.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ METHODS = ("inaugurate", "execute", "hand_over")
 
 INSIST_SECONDS = 1.0
 """
-A method that has lost the term gets the error again after so long; if its candidate is stopped, it
-is given up then.
+Seconds after which a method that has lost the term gets the error again; if its candidate is
+stopped, the method is then abandoned.
 """
 
 
@@ -41,7 +40,7 @@ class Career(Protocol):
     One term of office. The three methods may be plain or coroutine functions; `inaugurate` and
     `hand_over` may also take the term.
 
-    Each term has its own object, so nothing is left over from an earlier term.
+    Each term has its own object, so no state remains from an earlier term.
     """
 
     # properties, because a protocol's method cannot have a parameter that may be missing
@@ -53,17 +52,21 @@ class Career(Protocol):
     @property
     def execute(self) -> Callable[[Term], Any]:
         """
-        Do the work until `term.ending`. Returning earlier ends the term, too, unless it returns
-        True: then it is called again, until the term is ending.
+        Do the work until `term.ending`. Returning earlier also ends the term, unless it returns
+        True: then it is called again until the term is ending.
         """
 
     @property
     def hand_over(self) -> Callable[..., Any]:
-        """Leave the work so that the successor can continue. Not called once the term is lost."""
+        """
+        Prepare the work so that the successor can continue it. Not called after the term is lost.
+        """
 
 
 def check_career(call: str, make: object) -> None:
-    """Raise UsageError if this can be no career: a class, or a function that makes the object."""
+    """
+    Raise UsageError if this cannot be a career: a class, or a function that creates the object.
+    """
     expected = "expected a class with inaugurate(), execute(term) and hand_over()"
     if not callable(make):
         raise UsageError(f"{call}: {expected}, or a function that makes one, got {make!r:.80}")
@@ -78,7 +81,7 @@ def check_career(call: str, make: object) -> None:
 
 
 class CareerRunner:
-    """Makes the object of one term and calls its methods, until its candidate is stopped."""
+    """Creates a term's object and calls its methods, until its candidate is stopped."""
 
     def __init__(
         self, make: Callable[[], Any], term: Term, is_stopping: Callable[[], bool]
@@ -90,7 +93,7 @@ class CareerRunner:
         self._thread: CareerThread | None = None
 
     async def begin(self) -> None:
-        """Make the object."""
+        """Create the object."""
         if inspect.iscoroutinefunction(getattr(self._make, "inaugurate", None)):
             self._career = self._make()  # where its first method runs
         else:
@@ -105,8 +108,8 @@ class CareerRunner:
 
     async def call(self, name: str) -> None:
         """
-        Call a method of the career; `execute` again while it returns True. Raises what it raises,
-        and TermLost once the term is lost and the method has ended or is given up.
+        Call a method of the career; `execute` again while it returns True. Raises the method's
+        errors, and TermLost once the term is lost and the method has ended or is abandoned.
         """
         while await self._call_once(name) is True and name == "execute":
             if self._term.ending:
@@ -123,7 +126,7 @@ class CareerRunner:
         return await self._run(self._in_thread(method, *arguments))
 
     def close(self) -> None:
-        """End the thread, or give it up if its method goes on."""
+        """End the thread, or abandon it if its method is still running."""
         if self._thread is not None:
             self._thread.close()
 
@@ -144,7 +147,7 @@ class CareerRunner:
                         self._term.number,
                     )
                     raise self._term.loss()
-        except asyncio.CancelledError:  # the campaign is over, at once
+        except asyncio.CancelledError:  # the campaign ends immediately
             stop()
             raise
         finally:
@@ -183,7 +186,7 @@ def _takes_one(method: Callable[..., Any]) -> bool:
 
 
 class CareerThread(threading.Thread):
-    """Runs the plain functions of one term. Daemonic: it may have to be given up."""
+    """Runs a term's plain functions. A daemon thread, because it may have to be abandoned."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=f"laneway-term-{name}", daemon=True)
@@ -209,7 +212,7 @@ class CareerThread(threading.Thread):
 
         def call() -> None:
             result, error = self._call(method, arguments)
-            with contextlib.suppress(RuntimeError):  # nobody waits any more, the loop is closed
+            with contextlib.suppress(RuntimeError):  # loop closed: nothing waits
                 loop.call_soon_threadsafe(report, result, error)
 
         self._calls.put(call)
@@ -220,13 +223,13 @@ class CareerThread(threading.Thread):
             call()
 
     def stop(self, error: TermLost) -> None:
-        """Raise the error in the method that runs, if one does."""
+        """Raise the error in the running method, if any."""
         with self._lock:
             if self._is_busy:
                 raise_in_thread(self.ident or 0, error)
 
     def close(self) -> None:
-        """End the thread after the method that runs."""
+        """End the thread after the running method."""
         self._calls.put(None)
 
     def _call(

@@ -1,9 +1,9 @@
 """
 `Consumer`: the one process that reads an exclusive or failover subscription.
 
-It holds a term, as the holder of an election does, and the term's number is its fence. The messages
-of such a subscription are in a pool of their own, so that nothing else leases them. A consumer's
-leases end with its term: its successor gets them in their order.
+It holds a term, like the holder of an election, and the term's number is its fence. The
+subscription's messages are in their own pool, so that nothing else leases them. A consumer's leases
+end with its term: its successor gets the messages in order.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from laneway.units import Duration
 
 ELECTION = "consumer:"
-"""The beginning of the names of elections in which consumers hold terms."""
+"""The prefix of the names of elections in which consumers hold terms."""
 
 LEAST_TERM, MOST_TERM = 0.5, 3600.0
-"""Seconds: a shorter term would be lost by any pause, a longer one would hold up a successor."""
+"""Limits in seconds: any pause would lose a shorter term; a longer one would delay a successor."""
 
 
 def lack(engine: FullEngine, topic: str) -> str | None:
@@ -48,7 +48,7 @@ def lack(engine: FullEngine, topic: str) -> str | None:
 
 
 def _kind_of_pattern(engine: FullEngine, pattern: str, name: str) -> Kind:
-    """The kind of a pattern's subscription that has one consumer. Raises Refused, UsageError."""
+    """The kind of a pattern's subscription with a single consumer. Raises Refused, UsageError."""
     table, topic = engine.policies(), subscriptions.topic_of(pattern, name)
     consumption = table.consumption(pattern, name)
     if consumption is not None and consumption[1] == pattern:
@@ -76,7 +76,7 @@ def _one_consumer_of(topic: str) -> str:
 
 
 class ConsumerDelivery(Delivery):
-    """A delivery that its consumer may ack together with those before it."""
+    """A delivery that its consumer may ack together with earlier ones."""
 
     __slots__ = ("_consumer",)
 
@@ -102,9 +102,9 @@ class Consumer:
                 ...
                 consumer.ack_until(deliveries[-1])
 
-    Entering the block raises Refused if another process holds an exclusive subscription; for
-    a failover subscription, it waits for its turn. Each method raises TermLost once this process no
-    longer holds the subscription; its leases have ended then.
+    Entering the block raises Refused if another process holds an exclusive subscription; for a
+    failover subscription, it waits for its turn. Each method raises TermLost once this process no
+    longer holds the subscription; its leases have then ended.
     """
 
     def __init__(
@@ -117,7 +117,10 @@ class Consumer:
         wait: Duration | None,
         holder: str = "",
     ) -> None:
-        """`holder`: what `explain` calls the holder of its leases; "": this process."""
+        """
+        `holder`: the name that `explain` shows for the holder of its leases, or "" for this
+        process.
+        """
         self._engine = engine
         self._threads = threads
         self.topic = topic
@@ -135,10 +138,10 @@ class Consumer:
         self._renewal: TermRenewal | None = None
         self._pool = ""
         self._topics = None if is_pattern(topic) else [topic]
-        """What it leases from its pool; None: everything."""
+        """The topics that it leases from its pool, or None for all."""
         self._lock = threading.Lock()
         self._outstanding: dict[int, ConsumerDelivery] = {}
-        """By fence, in the order of their delivery."""
+        """By fence, in the order of delivery."""
 
     @property
     def threads(self) -> Executor:
@@ -161,7 +164,9 @@ class Consumer:
         return self
 
     def claim(self) -> str | None:
-        """Hold the subscription, unless another process does: returns which."""
+        """
+        Hold the subscription, unless another process does. Returns that process, or None if held.
+        """
         asked = clock()
         claim = self._store.claim(self._candidate, self._times.term)
         if not isinstance(claim, Claim):
@@ -184,7 +189,9 @@ class Consumer:
         await self.aclose()
 
     def close(self) -> None:
-        """Release what is not settled, and let another consumer take over. May be called again."""
+        """
+        Release unsettled messages, and let another consumer take over. Closing twice is allowed.
+        """
         term, self._term = self._term, None
         if term is None or self._renewal is None:
             return
@@ -230,8 +237,8 @@ class Consumer:
     @property
     def fence(self) -> int:
         """
-        The number of this consumer's term: larger than that of every consumer before. Write it with
-        each change to your own store, and let that store refuse a smaller one.
+        The number of this consumer's term: larger than that of every earlier consumer. Write it
+        with each change to your own store, and let that store refuse smaller numbers.
         """
         return self._held_term().number
 
@@ -242,12 +249,12 @@ class Consumer:
 
     @property
     def look(self) -> float:
-        """How often a candidate looks whether the subscription is free, in seconds."""
+        """Seconds between a candidate's checks whether the subscription is free."""
         return self._times.look
 
     @property
     def pool(self) -> str:
-        """The pool of its messages, once `kind` was asked."""
+        """The pool of its messages, once `kind` has been read."""
         return self._pool
 
     @property
@@ -259,9 +266,9 @@ class Consumer:
 
     def lease(self, n: int = 1, *, wait: Duration = 0.0) -> list[Delivery]:
         """
-        Lease up to `n` messages; wait for the first one at most `wait`. They are extended until
-        they are settled or the consumer ends. Raises TermLost; Refused if the subscription was
-        removed.
+        Lease up to `n` messages; wait at most `wait` for the first one. The leases are renewed
+        until they are settled or the consumer ends. Raises TermLost; Refused if the subscription
+        was removed.
         """
         arguments.whole("lease", "n", n)
         until = clock() + arguments.seconds("lease", "wait", wait)
@@ -302,8 +309,8 @@ class Consumer:
     def ack_until(self, delivery: Delivery) -> int:
         """
         Ack this delivery and all earlier ones that this consumer has not settled, in one step; for
-        topics on several shards, in one step on each. Returns how many. Raises LeaseLost if one of
-        their leases had ended; the others are finished nevertheless.
+        topics on several shards, in one step on each. Returns their number. Raises LeaseLost if one
+        of their leases had ended; the other messages are finished nevertheless.
         """
         self._held_term()
         with self._lock:
@@ -321,18 +328,18 @@ class Consumer:
         return len(acked)
 
     def forget(self, deliveries: list[ConsumerDelivery]) -> None:
-        """These deliveries are settled."""
+        """Forget these deliveries, which are settled."""
         with self._lock:
             for delivery in deliveries:
                 self._outstanding.pop(delivery.fence, None)
 
     def unsettled(self) -> set[tuple[int, int]]:
-        """The handles and fences of what it has leased and not settled."""
+        """The handles and fences of its unsettled leases."""
         with self._lock:
             return {(each.lease.handle, each.fence) for each in self._outstanding.values()}
 
     def extend(self) -> None:
-        """Extend what is not settled until the end of the term."""
+        """Extend unsettled leases until the term's end."""
         term = self._term
         with self._lock:
             leases = [each.lease for each in self._outstanding.values()]

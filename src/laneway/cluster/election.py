@@ -38,13 +38,13 @@ log = logging.getLogger("laneway.election")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 LEAST_TERM, MOST_TERM = 0.5, 3600.0
-"""Seconds: a shorter term would be lost by any pause, a longer one would hold up a successor."""
+"""Limits in seconds: any pause would lose a shorter term; a longer one would delay a successor."""
 
 MAX_NAME = 200
 """Characters of an election's name."""
 
 LOOK_AGAIN = 0.1
-"""Seconds between two looks whether a holder has stepped down."""
+"""Seconds between two checks whether a holder has stepped down."""
 
 
 class Election(Noun):
@@ -69,19 +69,19 @@ class Election(Noun):
         self._zookeeper = zookeeper
         self._lock = threading.Lock()
         self._campaign: Campaign | None = None
-        self._pid = 0  # of the campaign: a forked child has none of its parent's
+        self._pid = 0  # the campaign's: a forked child has none of its parent's
 
     # Being a candidate
 
     def run(self, *, terms: int | None = None) -> int:
         """
-        Be a candidate until `stop`, SIGTERM or SIGINT, and serve every term that is won. A holder
+        Be a candidate until `stop`, SIGTERM or SIGINT, and serve every term that it wins. A holder
         that is stopped hands over first; a second signal ends it immediately.
 
         `terms`: end after having held this many. The career's plain functions run in their own
         thread, one after the other; coroutine functions on an event loop in this thread. Returns
-        the number of terms held. Raises UsageError if an event loop runs in this thread: use
-        `arun`; and if this election runs in this process already.
+        the number of terms held. Raises UsageError if an event loop runs in this thread (use
+        `arun`), or if this election already runs in this process.
         """
         refuse_while_importing("election.run")
         refuse_running_loop("election.run")
@@ -90,7 +90,7 @@ class Election(Noun):
 
     async def arun(self, *, terms: int | None = None) -> int:
         """
-        As `run`, on the running event loop, without signals. If it is cancelled, a holder hands
+        Like `run`, on the running event loop, without signals. If it is cancelled, a holder hands
         over first; if it is cancelled again, it ends immediately.
         """
         with self._running(terms) as campaign:
@@ -98,12 +98,12 @@ class Election(Noun):
 
     def start(self) -> threading.Thread:
         """
-        Be a candidate in a separate thread until `stop`, while the process does other work.
-        Returns the thread. Raises UsageError if this election runs in this process already.
+        Be a candidate in a separate thread until `stop`, while the process does other work. Returns
+        the thread. Raises UsageError if this election already runs in this process.
         """
         refuse_while_importing("election.start")
         running = contextlib.ExitStack()
-        campaign = running.enter_context(self._running(None))  # now, so that `stop` ends it
+        campaign = running.enter_context(self._running(None))  # immediately, so that `stop` ends it
         thread = threading.Thread(
             target=self._run_in_thread,
             args=(campaign, running),
@@ -136,7 +136,7 @@ class Election(Noun):
 
     @contextlib.contextmanager
     def _running(self, terms: int | None) -> Iterator[Campaign]:
-        """A campaign that `stop` ends, and `Laneway.close`, from now on. Raises UsageError."""
+        """A campaign that `stop` and `Laneway.close` end. Raises UsageError."""
         if self._make is None:
             raise UsageError(
                 f"election {self.name}: expected a career to run; name its class:"
@@ -155,14 +155,14 @@ class Election(Noun):
             with self._runtime.workers.running(campaign):
                 yield campaign
         finally:
-            campaign.ended.set()  # also if it never began
+            campaign.ended.set()  # even if it never began
             with self._lock:
                 self._campaign = None
 
     # From any process
 
     def state(self) -> ElectionState:
-        """Who holds the term now. Raises EngineUnavailable."""
+        """Return the election's state, with the term's holder. Raises EngineUnavailable."""
         store = self._store()
         try:
             return store.state()
@@ -172,12 +172,12 @@ class Election(Noun):
     def step_down(self, *, wait: Duration | None = None) -> ElectionState:
         """
         Ask the holder, in any process, to step down: its `term.ending` is set, and it has
-        `hand_over_within` to hand over. Returns the state with the holder that was asked; `state`
-        is `"free"` if nobody holds the term.
+        `hand_over_within` to hand over. Returns the state with the holder that was asked; its
+        `state` is `"free"` if no process holds the term.
 
-        `wait`: return only when that term has ended, at most after this time; the answer is the
-        state then. A process that has stepped down is a candidate again after a moment, and wins
-        if it is the only one. Raises EngineUnavailable.
+        `wait`: wait at most this long until that term has ended, and return the state at that time.
+        A process that has stepped down soon becomes a candidate again, and wins if it is the only
+        one. Raises EngineUnavailable.
         """
         seconds = arguments.seconds_or_none("step_down", "wait", wait)
         store = self._store()
@@ -210,7 +210,9 @@ class Election(Noun):
 
 
 def _run(campaign: Campaign) -> int:
-    """Run a campaign on an event loop in this thread; signals stop it if that is the main one."""
+    """
+    Run a campaign on an event loop in this thread; signals stop it if that is the main thread.
+    """
     loop = asyncio.new_event_loop()
     try:
         return run_to_end(loop, loop.create_task(_until_signal(campaign)))
@@ -275,7 +277,7 @@ class Elections(Noun):
     """The elections that the engine keeps: `app.elections`. `Laneway.election` runs one."""
 
     def list(self, *, limit: int = 1000, after: str | None = None) -> builtins.list[ElectionState]:
-        """List their states by name: at most `limit`, after the name `after`."""
+        """List the elections' states by name: at most `limit`, after the name `after`."""
         engine = self._runtime.engine
         names = engine.elections(
             limit=arguments.whole("elections.list", "limit", limit),

@@ -1,5 +1,5 @@
 """
-Keeps a term while its holder is at work: one thread renews it in the store, another one watches the
+Keeps a term while its holder works: one thread renews it in the store, another one watches the
 time, because a store that does not answer must not keep the holder from stopping.
 """
 
@@ -24,24 +24,24 @@ log = logging.getLogger("laneway.election")
 
 MARGIN = 0.1
 """
-The part of a term by which the holder stops earlier than the store needs it to: for the difference
-between two clocks' speeds, and for the time that stopping takes.
+The part of a term by which the holder stops before the store's deadline. It covers the difference
+between two clocks' speeds, and the time that stopping takes.
 """
 
 LOOK_SECONDS = 1.0
-"""The longest time between two renewals, by which a holder learns that it is to step down."""
+"""The longest time between two renewals. A renewal tells a holder that it must step down."""
 
 WATCH_SECONDS = 0.5
-"""The longest time between two looks at the clock: a sleeping machine does not count while it is
-asleep."""
+"""The longest time between two reads of the clock: waits do not advance while a machine sleeps."""
 
 
 class TermTimes(msgspec.Struct, frozen=True):
     """
     The times of an election, in seconds.
 
-    `term`: for how long the store gives a term without a renewal. `bound`: for handing over.
-    `stalled`: after how long without a look at its term the holder counts as hung; None: never.
+    `term`: how long a term lasts in the store without a renewal. `bound`: the time for handing
+    over. `stalled`: how long the holder may go without checking its term before it counts as hung,
+    or None for no limit.
     """
 
     term: float
@@ -50,12 +50,12 @@ class TermTimes(msgspec.Struct, frozen=True):
 
     @property
     def margin(self) -> float:
-        """How much earlier than in the store a term ends for its holder."""
+        """How much earlier a term ends for its holder than in the store."""
         return self.term * MARGIN
 
     @property
     def look(self) -> float:
-        """How often holders renew and candidates look."""
+        """Seconds between a holder's renewals, and between a candidate's reads."""
         return min(self.term / 4, LOOK_SECONDS)
 
 
@@ -77,14 +77,14 @@ class TermRenewal:
             threading.Thread(target=target, name=f"laneway-term-{what}", daemon=True).start()
 
     def step_down(self, reason: str) -> None:
-        """The holder is to step down by its own wish; the store learns it. From any thread."""
+        """Make the holder step down on its own, and report it to the store. From any thread."""
         if not self._term.is_ending:
             self._is_ask_due = True
         self._term.end_soon(reason, self._times.bound)
         self._change.set()
 
     def close(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         self._is_over.set()
         self._change.set()
 
@@ -140,8 +140,8 @@ class TermRenewal:
 
     def _has_given_up(self) -> bool:
         """
-        The term is lost: tell the store, so that nobody waits for its end. ZooKeeper keeps it as
-        long as this process lives, and a method that does not return may live as long.
+        Report a lost term to the store, so that no candidate waits for its end. ZooKeeper keeps the
+        term while this process lives, which a method that does not return may prolong.
         """
         try:
             self._store.end(self._term.number, handed_over=False)
@@ -158,7 +158,7 @@ class TermRenewal:
             if left <= 0:
                 term.lose(
                     f"its holder has not handed over within {self._times.bound:g} s"
-                    if term.is_past_bound(now + self._times.margin)  # the store's is as much later
+                    if term.is_past_bound(now + self._times.margin)  # the store's is later
                     else "the store did not confirm it in time"
                 )
                 self._change.set()

@@ -2,8 +2,8 @@
 The workers of exclusive and failover subscriptions.
 
 A worker with a handler for such a subscription is a candidate for its term. While it holds the
-term, a second worker runs beside it, on its event loop: it serves the subscription's own pool, and
-its leases end with the term. So nothing else of a worker knows about terms.
+term, a second worker runs on the same event loop: it serves the subscription's own pool, and its
+leases end with the term. The rest of a worker does not know about terms.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.worker")
 
 LOOK_SECONDS = 5.0
-"""How often a worker looks for new subscriptions, and whether one has changed its kind."""
+"""Seconds between a worker's checks for new subscriptions and changed kinds."""
 
 
 class SubscriptionWorkers:
@@ -76,21 +76,21 @@ class SubscriptionWorkers:
         self._is_stopped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.summary = Summary()
-        """What they have handled, once they have ended."""
+        """The messages that they have handled, once they have ended."""
 
     def start(self) -> None:
-        """Be a candidate until `stop`; with `burst` once."""
+        """Be a candidate until `stop`, or once with `burst`."""
         self._task = asyncio.create_task(self._guarded(self._run()))
 
     def stop(self) -> None:
-        """Stop in order; called again: at once. Does not wait."""
+        """Shut down gracefully; the second call stops immediately. Does not wait."""
         self._stops += 1
         self._is_stopped.set()
         for worker in self._workers:
             worker.stop()
 
     async def end(self) -> None:
-        """Wait for the end: after `stop`, or with `burst` until nothing is left to run now."""
+        """Wait for the end: after `stop`, or with `burst` until no message can run now."""
         if self._task is not None:
             await self._task
         await asyncio.gather(*self._tasks.values())
@@ -116,8 +116,8 @@ class SubscriptionWorkers:
 
     def _find(self) -> list[str]:
         """
-        The topics of the exclusive and failover subscriptions that the handlers cover; of those of
-        patterns, their names, like `orders.*#audit`.
+        The topics of the exclusive and failover subscriptions that the handlers cover; for
+        patterns, the subscriptions' names, such as `orders.*#audit`.
         """
         engine = self._engine
         table = engine.policies()
@@ -131,7 +131,7 @@ class SubscriptionWorkers:
                     for each in engine.policy_of(base).subscriptions
                     if each.kind != "shared" and table.consumption(base, each.name) is None
                 }
-        if any(map(is_pattern, bases)):  # each that has held a message has a pool of its name
+        if any(map(is_pattern, bases)):  # each that has held a message has a pool with its name
             found |= {
                 tier.pool
                 for tier in engine.overview().tiers
@@ -147,7 +147,7 @@ class SubscriptionWorkers:
         return sorted(topic for topic in covered if served is None or topic in served)
 
     def _report_parts(self, of_patterns: Iterable[str]) -> None:
-        """Warn of subscriptions of patterns of which there are handlers for single topics only."""
+        """Warn of patterns' subscriptions that have handlers only for single topics."""
         for topic in of_patterns:
             parts = sorted(pattern for pattern in self._patterns if matches(topic, pattern))
             if parts and topic not in self._reported:
@@ -169,7 +169,7 @@ class SubscriptionWorkers:
             try:
                 kind = await self._call(consumer.kind)
                 holder = await self._call(consumer.claim)
-            except (Refused, UsageError):  # it was removed, or is shared by now
+            except (Refused, UsageError):  # it was removed, or has become shared
                 return
             except EngineUnavailable:
                 holder = known_holder
@@ -177,7 +177,7 @@ class SubscriptionWorkers:
                 if holder is None:
                     known_holder = ""
                     await self._work(consumer)
-                    # Another candidate is first, if the holder was asked to step down.
+                    # If the holder was asked to step down, let another candidate go first.
                     await _happens(self._is_stopped.wait(), consumer.look)
                 elif holder != known_holder:
                     known_holder = holder
@@ -236,7 +236,7 @@ class SubscriptionWorkers:
         )
 
     async def _watch(self, consumer: Consumer, term: Term, worker: Worker) -> None:
-        """Stop the worker in order when the term is ending, and at once when it is lost."""
+        """Stop the worker gracefully when the term is ending, and immediately when it is lost."""
         while not await _happens(_awaited(term.ending), LOOK_SECONDS):
             try:
                 await self._call(consumer.kind)
@@ -258,7 +258,7 @@ async def _awaited(event: TermEvent) -> None:
 
 
 async def _happens(waiting: Any, seconds: float) -> bool:
-    """Whether it ends within so many seconds."""
+    """Whether it ends within this many seconds."""
     try:
         async with asyncio.timeout(seconds):
             await waiting
@@ -285,10 +285,10 @@ class _TermWorker(Worker):
 
 
 class _TermEngine:
-    """An engine that leases and extends until the end of a term at most."""
+    """An engine whose leases and extensions end with a term at the latest."""
 
     work_listener = None
-    """Listeners lease without asking for the term."""
+    """Listeners would lease without checking the term."""
 
     def __init__(self, engine: FullEngine, term: Term) -> None:
         self._engine = engine
@@ -304,7 +304,7 @@ class _TermEngine:
         batch = self._engine.lease(n, max_lease_us=min(max_lease_us, left_us), **options)
         if not batch.leases or self._left_us() > 0:
             return batch
-        # The answer came too late: these may begin beside those of a successor.
+        # The answer was late: these messages may overlap with a successor's.
         self._engine.settle(
             [
                 Settlement(lease.handle, lease.fence, "release", begun=False)

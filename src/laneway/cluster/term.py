@@ -1,9 +1,9 @@
 """
-`Term`: what the holder of an election knows about it while it holds it.
+`Term`: an election's term, as its holder sees it.
 
-The holder's own clock decides until when it may act: the store confirmed the term for a time, and
-that time is counted from before the question was sent. So the holder stops before the store gives
-the term to somebody else, also if the store does not answer any more.
+The holder's own clock decides until when it may act: the store confirms the term for a duration,
+which counts from before the request was sent. The holder therefore stops before the store gives the
+term to another process, even if the store no longer answers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def clock() -> float:
-    """Seconds of a clock that nobody sets; where possible it goes on while the machine sleeps."""
+    """Seconds of a monotonic clock that continues, if possible, while the machine sleeps."""
     return time.clock_gettime(_CLOCK)
 
 
 class TermEvent:
     """
-    Something that happens once in a term, for threads and for coroutines.
+    An event that happens at most once in a term, for threads and coroutines.
 
     `if event:`, `event.is_set()`, `event.wait(timeout)`, `await event`.
     """
@@ -74,7 +74,7 @@ class TermEvent:
                 self._futures.discard(future)
 
     def happen(self) -> None:
-        """It happens now."""
+        """Set the event."""
         with self._lock:
             self._event.set()
             futures, self._futures = self._futures, set()
@@ -93,10 +93,10 @@ class Term:
     A term of an election, for its holder.
 
     `name`: the election's. `number`: the fencing token; it is larger than the number of every
-    earlier term. Write it with every change to your own store, and let that store refuse a
-    number below the highest that it has seen. `was_handed_over`: whether the previous holder has
-    handed over; False for the first holder and after a crash, too: then repair what may be half
-    done.
+    earlier term. Write it with every change to your own store, and let that store refuse a number
+    below the highest that it has seen. `was_handed_over`: whether the previous holder has handed
+    over. It is also False for the first holder and after a crash: then repair any work that may be
+    incomplete.
     """
 
     def __init__(self, name: str, number: int, until: float, *, was_handed_over: bool) -> None:
@@ -107,7 +107,7 @@ class Term:
         self._bound_until = float("inf")
         self._ending = TermEvent()
         self.lost = TermEvent()
-        """Happens when this process does not hold the term any more without having ended it."""
+        """Set when this process no longer holds the term without having ended it."""
         self._lock = threading.Lock()
         self._steps: set[AtomicStep] = set()
         self._looked = clock()
@@ -118,7 +118,7 @@ class Term:
     @property
     def ending(self) -> TermEvent:
         """
-        Set when the holder is to step down, or has lost the term: end `execute` soon.
+        Set when the holder must step down, or has lost the term: end `execute` soon.
 
         `while not term.ending:`, `term.ending.wait(10)`, `await term.ending`.
         """
@@ -156,15 +156,15 @@ class Term:
     def atomic(self, cancel: Callable[[], object] | None = None) -> AtomicStep:
         """
         Declare a step atomic, such as a transaction that is rolled back: it is aborted immediately
-        when the term is ending, and leaves nothing behind.
+        when the term is ending, without side effects.
 
         `with term.atomic(), connection:` raises StepAborted inside the block; `async with` cancels
-        it, and raises StepAborted at its end. Let the error end `execute`. `cancel` is called, too,
-        from another thread: it interrupts a call that does not return to Python meanwhile, like
-        `connection.interrupt` of sqlite3. The block ends after `cancel` has returned, so it never
-        meets what comes after the block, and must not wait for it.
+        it, and raises StepAborted at its end. Let the error end `execute`. `cancel` is also called,
+        from another thread: it interrupts a call that does not return to Python meanwhile, such as
+        `connection.interrupt` of sqlite3. The block ends after `cancel` has returned, so `cancel`
+        never affects code after the block, and must not wait for the block.
 
-        A block that is left without an error was not aborted.
+        A block that ends without an error was not aborted.
         """
         if cancel is not None and not callable(cancel):
             raise UsageError(f"atomic: expected cancel to be a function, got {cancel!r:.80}")
@@ -178,7 +178,7 @@ class Term:
 
     @property
     def until(self) -> float:
-        """Until when this process may act, by `clock`."""
+        """The time until which this process may act, by `clock`."""
         return min(self._until, self._bound_until)
 
     def is_past_bound(self, now: float) -> bool:
@@ -187,20 +187,20 @@ class Term:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the holder is to step down; asking this is no look of the career."""
+        """Whether the holder must step down; reading this does not count as the career's check."""
         return self._ending.is_set()
 
     @property
     def looked(self) -> float:
-        """When the career last looked at this object, by `clock`."""
+        """When the career last checked this object, by `clock`."""
         return self._looked
 
     def renewed(self, until: float) -> None:
-        """The store has confirmed the term until then."""
+        """Record that the store has confirmed the term until then."""
         self._until = until
 
     def end_soon(self, reason: str, bound: float) -> None:
-        """The holder is to step down within `bound` seconds. The first call counts."""
+        """Ask the holder to step down within `bound` seconds. The first call counts."""
         with self._lock:
             if self._ending.is_set():
                 return
@@ -210,7 +210,7 @@ class Term:
         self._abort_steps()
 
     def lose(self, reason: str) -> None:
-        """The process must not act any more. The first call counts."""
+        """Record that the process must no longer act. The first call counts."""
         with self._lock:
             if self._is_over or self.lost.is_set():
                 return
@@ -220,7 +220,7 @@ class Term:
         self._abort_steps()
 
     def finish(self) -> bool:
-        """The holder ends the term. Returns whether it has held it until now."""
+        """End the term. Returns whether the holder has held it until now."""
         with self._lock:
             is_held = self.is_held
             self._is_over = True
@@ -229,7 +229,7 @@ class Term:
         return is_held
 
     def loss(self) -> TermLost:
-        """The error that says so."""
+        """The error that reports the loss."""
         return TermLost(
             f"election {self.name}: this process does not hold term {self.number} any more; end"
             " without changing anything",
@@ -237,7 +237,7 @@ class Term:
         )
 
     def aborted(self) -> StepAborted:
-        """The error of an atomic step that must not go on."""
+        """The error of an atomic step that must not continue."""
         return StepAborted(
             f"election {self.name}: term {self.number} is ending, so this atomic step was aborted"
         )
@@ -245,12 +245,12 @@ class Term:
     def _abort_steps(self) -> None:
         with self._lock:
             steps = list(self._steps)
-        # To abort a step of this thread raises its error here.
+        # Aborting a step of this thread raises its error here.
         for step in sorted(steps, key=AtomicStep.is_in_this_thread):
             step.abort()
 
     def add_step(self, step: AtomicStep) -> None:
-        """A step begins. Raises StepAborted if it must not."""
+        """Register a step that begins. Raises StepAborted if it must not begin."""
         self._looked = clock()
         with self._lock:
             if not self._ending.is_set() and self.is_held:
@@ -259,14 +259,14 @@ class Term:
         raise self.aborted()
 
     def remove_step(self, step: AtomicStep) -> None:
-        """A step has ended."""
+        """Remove a step that has ended."""
         self._looked = clock()
         with self._lock:
             self._steps.discard(step)
 
 
 class AtomicStep:
-    """The block of `term.atomic()`. Used once."""
+    """The block of `term.atomic()`. Not reusable."""
 
     def __init__(self, term: Term, cancel: Callable[[], object] | None) -> None:
         self._term = term
@@ -283,7 +283,7 @@ class AtomicStep:
         """Happens when `cancel` has returned."""
 
     def is_in_this_thread(self) -> bool:
-        """Whether the step is not a coroutine's, and runs in the thread that asks."""
+        """Whether the step is not a coroutine's and runs in the current thread."""
         return self._loop is None and self._thread == threading.get_ident()
 
     def abort(self) -> None:
@@ -293,7 +293,7 @@ class AtomicStep:
                 return
             self._is_aborted = True
             if self.is_in_this_thread():
-                self._cancelled.happen()  # there is nothing to cancel: the thread is here
+                self._cancelled.happen()  # nothing needs cancelling: this is the step's thread
                 raise self._term.aborted()
             if self._loop is None:
                 raise_in_thread(self._thread, self._term.aborted())
@@ -317,7 +317,7 @@ class AtomicStep:
         self._thread = threading.get_ident()
         try:
             self._begin()
-        except StepAborted:  # also of an abortion just after it had begun
+        except StepAborted:  # even from an abort just after it had begun
             self._await_cancel()
             raise
 
@@ -332,11 +332,11 @@ class AtomicStep:
                 self._is_running = False
                 raise_in_thread(self._thread, None)
         finally:
-            self._is_running = False  # also if the error was raised at that lock
+            self._is_running = False  # even if the error was raised at that lock
             self._await_cancel()
             self._term.remove_step(self)
         if self._is_aborted and isinstance(error, Exception) and not _is_abort(error):
-            raise self._term.aborted() from error  # the error of what `cancel` has interrupted
+            raise self._term.aborted() from error  # from the call that `cancel` interrupted
 
     def _await_cancel(self) -> None:
         if self._is_aborted:
@@ -367,7 +367,7 @@ class AtomicStep:
                 await self._cancelled
 
     async def _end_cancellation(self, error: BaseException | None) -> None:
-        """Take this step's cancellation back. Raises StepAborted instead of it."""
+        """Undo this step's cancellation. Raises StepAborted instead of it."""
         task = self._task
         assert task is not None
         if task.cancelling() <= self._cancellations:
@@ -375,8 +375,8 @@ class AtomicStep:
                 raise self._term.aborted() from error
             return
         if not self._was_cancelled:
-            return  # somebody else cancels the task
-        if error is None:  # the step was complete: what is left of the cancellation is dropped
+            return  # something else cancels the task
+        if error is None:  # the step was complete: drop the rest of the cancellation
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
         if task.uncancel() <= self._cancellations and isinstance(

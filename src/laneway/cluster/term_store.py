@@ -1,15 +1,15 @@
 """
 Who holds the term of an election: the rules, and where they are stored.
 
-A *term* is the time during which one candidate holds an election. Its number is a fencing token:
-it is larger than that of every term before. The store keeps one record for each election:
+A *term* is the time during which one candidate holds an election. Its number is a fencing token: it
+is larger than that of every earlier term. The store keeps one record for each election:
 
     free ──claim──► held ──ask──► stepping down ──end──► free
                       │                 │
                       └── the term ran out, or the bound for handing over passed ──► free
 
-`EngineTerms` stores the record in an engine, `laneway.cluster.zookeeper` in ZooKeeper. The record
-of an engine is changed by compare and swap: what was decided on an older record is not written.
+`EngineTerms` stores the record in an engine, `laneway.cluster.zookeeper` in ZooKeeper. An engine's
+record is changed by compare and swap: a decision based on an older record is not written.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 NUMBERS_PER_SECOND = 1000
 """
-A term's number is at least the store's time in milliseconds. So it also grows if the store has
-lost its data or was restored from a copy: nobody takes a term a thousand times a second.
+A term's number is at least the store's time in milliseconds. It therefore grows even if the store
+has lost its data or was restored from a copy: no process takes a thousand terms per second.
 """
 
 
@@ -39,15 +39,15 @@ class ElectionState(msgspec.Struct, frozen=True, kw_only=True):
     """
     An election as the store knows it.
 
-    - `number`: of the current term, or of the last one; 0 before the first term.
-    - `state`: `"held"`; `"stepping down"`: the holder was asked to, or does so on its own;
-      `"free"`.
-    - `holder`: host and process id of the holder, like `"web-3:4711"`, or None.
-    - `candidate`: the holder's id, which differs between all candidates.
+    - `number`: the current or last term's number; 0 before the first term.
+    - `state`: `"held"`; `"stepping down"`: the holder was asked to step down, or does so on its
+      own; `"free"`.
+    - `holder`: the holder's host and process id, such as `"web-3:4711"`, or None.
+    - `candidate`: the holder's id, unique among all candidates.
     - `since`: when the current or last term began.
-    - `left`: seconds until the term ends unless it is renewed, or None if nobody holds it or the
-      store does not report it (ZooKeeper).
-    - `handed_over`: the last term ended by the holder's `hand_over`.
+    - `left`: seconds until the term ends unless it is renewed, or None if no process holds it or
+      the store does not report it (ZooKeeper).
+    - `handed_over`: whether the last term ended with the holder's `hand_over`.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Claim(msgspec.Struct, frozen=True):
     """
     A term that a candidate has taken.
 
-    `left`: for how many seconds. `was_handed_over`: the holder before has handed over.
+    `left`: for how many seconds. `was_handed_over`: whether the previous holder has handed over.
     """
 
     number: int
@@ -73,14 +73,16 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Renewal(msgspec.Struct, frozen=True):
-    """`left`: for how many more seconds the term holds. `is_asked`: to step down."""
+    """
+    `left`: the term's remaining seconds. `is_asked`: whether the holder was asked to step down.
+    """
 
     left: float
     is_asked: bool
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """Who runs for an election. `id` is its own, `who` is for people."""
+    """A candidate of an election. `id` is unique, `who` is for display."""
 
     id: str
     who: str
@@ -93,11 +95,11 @@ class TermStore(Protocol):
         """Read who holds the term."""
 
     def claim(self, candidate: Candidate, term: float) -> Claim | ElectionState:
-        """Take the term for `term` seconds if nobody holds it; else return who does."""
+        """Take the term for `term` seconds if no process holds it; else return the state."""
 
     def renew(self, number: int, term: float, bound: float) -> Renewal | None:
         """
-        Hold the term for `term` seconds from now; but not beyond `bound` seconds after its holder
+        Hold the term for `term` seconds from now, but not beyond `bound` seconds after its holder
         was asked to step down.
 
         Returns None if the term has ended.
@@ -105,22 +107,24 @@ class TermStore(Protocol):
 
     def ask(self, number: int | None = None) -> ElectionState:
         """
-        Ask the holder to step down; with `number`, only the holder of that term. Returns whom.
+        Ask the holder to step down; with `number`, only the holder of that term. Returns the state
+        with the holder that was asked.
         """
 
     def end(self, number: int, *, handed_over: bool) -> None:
         """End the term, if it has not ended. `handed_over`: by the holder's `hand_over`."""
 
     def close(self) -> None:
-        """Free the connection, if this object has one of its own. It is used no more."""
+        """Free this object's own connection, if any. The object cannot be used after this."""
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     What an engine stores of an election. Times are microseconds of the engine's clock.
 
-    `candidate`, `who`: of the holder; None: nobody holds the term. `renewals`: of the term; each
-    one changes the record, also while the engine's clock stands still.
+    `candidate`, `who`: the holder's, or None if no process holds the term. `renewals`: the number
+    of the term's renewals: each one changes the record, even while the engine's clock does not
+    advance.
     """
 
     number: int = 0
@@ -133,7 +137,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     renewals: int = 0
 
     def is_held(self, now_us: int) -> bool:
-        """Whether somebody holds the term."""
+        """Whether a process holds the term."""
         return self.candidate is not None and now_us < self.until_us
 
     def next_number(self, now_us: int) -> int:
@@ -149,13 +153,14 @@ class EngineTerms:
     """
     The terms of one election in an engine. A `TermStore`.
 
-    An engine's clock never goes back: it stands still after the machine's clock was set back. So a
-    candidate also counts by its own clock. A term is free once its record has not changed for as
-    long as the term had left when the candidate first saw it: by then its holder has given it up,
-    by its own clock. (DynamoDB's lock client does the same.)
+    An engine's clock never goes back: it stops for a while after the machine's clock was set back.
+    A candidate therefore also counts by its own clock. A term is free once its record has not
+    changed for as long as the term had left when the candidate first saw it: by then its holder has
+    given it up, by its own clock. (DynamoDB's lock client does the same.)
 
-    An engine's clock may also jump forward, while the holder counts by its own. So a term that a
-    candidate has seen held is not free before it has run out by the candidate's own clock, too.
+    An engine's clock may also jump forward, while the holder counts by its own. A term that a
+    candidate has seen held is therefore not free until it has also expired by the candidate's own
+    clock.
 
     `own_clock`: the candidate's, in seconds.
     """
@@ -173,10 +178,10 @@ class EngineTerms:
         self._seen: tuple[Record, float, float, float] | None = None
         """
         The last record; when it was first seen, by the candidate's own clock; for how many seconds
-        it was held then; and how far the engine's clock had jumped since the look before.
+        it was held then; and how far the engine's clock had jumped since the previous read.
         """
         self._ahead_us: int | None = None
-        """By how much the engine's clock was ahead of the candidate's own at the last look."""
+        """By how much the engine's clock was ahead of the candidate's own at the last read."""
 
     def state(self) -> ElectionState:
         _, record, now = self._read()
@@ -202,12 +207,12 @@ class EngineTerms:
 
     def _left(self, term: float) -> float:
         """
-        For how many seconds the term that was read last may still be held: as long as it was when
-        this candidate first saw its record, by the candidate's own clock.
+        For how many seconds the term that was read last may still be held: its remaining time when
+        this candidate first saw its record, counted by the candidate's own clock.
 
         The record may have been renewed just before the engine's clock jumped forward. Its time
-        counts by what the engine's clock was when the candidate looked before, too, but no longer
-        than a whole term.
+        therefore also counts by the engine's clock at the candidate's previous read, but for no
+        longer than a whole term.
         """
         assert self._seen is not None
         _, at, left, jumped = self._seen
@@ -259,7 +264,7 @@ class EngineTerms:
         self._change(change, durable=True)
 
     def close(self) -> None:
-        """The engine is the application's."""
+        """Do nothing: the engine belongs to the application."""
 
     # The record
 
@@ -278,11 +283,12 @@ class EngineTerms:
         self, change: Callable[[Record, int], Record | None], *, durable: bool
     ) -> tuple[Record, Record | None, int]:
         """
-        Replace the record by what `change` answers for it and the time; None: leave it.
+        Replace the record by the answer of `change` for it and the time, or leave it if that is
+        None.
 
-        Returns the record before, the one after if it was replaced, and the time.
+        Returns the previous record, the new one if it was replaced, and the time.
         """
-        while True:  # a swap fails only where another one has succeeded
+        while True:  # a swap fails only if another one has succeeded
             stored, before, now = self._read()
             after = change(before, now)
             if after is None:
@@ -292,7 +298,7 @@ class EngineTerms:
 
 
 def state_of(name: str, record: Record, now_us: int) -> ElectionState:
-    """A record as people read it."""
+    """The public state of a record."""
     is_held = record.is_held(now_us)
     return ElectionState(
         name=name,
@@ -308,10 +314,10 @@ def state_of(name: str, record: Record, now_us: int) -> ElectionState:
 
 def copy_terms(old: Elections, new: Elections) -> int:
     """
-    Let the numbers of another store grow beyond those of this one. Nobody holds a copied term: its
-    holder finds the term gone, or goes on in the old store until it is restarted.
+    Make the numbers of another store continue above those of this one. No process holds a copied
+    term: its holder finds the term gone, or continues in the old store until it is restarted.
 
-    Returns how many elections there are.
+    Returns the number of elections.
     """
     count = 0
     after = ""

@@ -7,13 +7,13 @@ Under the root, each namespace has a node, and in it each election:
     /laneway/online/index/holder   ephemeral: the holder, as long as its session lives
     /laneway/online/index/asked    the number of the term whose holder was asked to step down
 
-A claim writes the number and creates `holder` in one transaction. A renewal is a write, which is
-confirmed by the quorum and only in a living session: so it proves that the session lives, and its
-time-out begins again. A read would not prove it, because a server that was cut off from the others
-still answers reads.
+A claim writes the number and creates `holder` in one transaction. A renewal is a write, which the
+quorum confirms, and only in a live session: it proves that the session is alive, and restarts its
+timeout. A read would not prove it, because a server that was cut off from the others still answers
+reads.
 
-A lost connection is a renewal that fails: the holder goes on until its own clock says that its
-session may have expired. An expired session has lost the term.
+A lost connection is a renewal that fails: the holder continues until its session may have expired
+by its own clock. An expired session has lost the term.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROOT = "/laneway"
-"""The root where the address names none."""
+"""The root if the address names none."""
 
 CONNECT_SECONDS = 5.0
-"""How long a call waits for a connection."""
+"""Seconds that a call waits for a connection."""
 
 ANSWER_SECONDS = 5.0
-"""How long a call waits for its answer."""
+"""Seconds that a call waits for its answer."""
 
 _CHANGED = (BadVersionError, NoNodeError, NodeExistsError, RolledBackError, RuntimeInconsistency)
 """The errors of a transaction whose conditions do not hold."""
@@ -111,8 +111,8 @@ class ZooKeeperTerms:
     """
     The terms of one election in ZooKeeper. A `TermStore`.
 
-    `term`: the session's time-out in seconds, as far as the servers allow it: by default from 4 to
-    40 s. A session that ends sooner shortens the term.
+    `term`: the session's timeout in seconds, within the servers' limits: by default 4 to 40 s. A
+    shorter session shortens the term.
     """
 
     def __init__(self, address: str, namespace: str, name: str, term: float) -> None:
@@ -128,7 +128,7 @@ class ZooKeeperTerms:
         self._client: Any = None
         self._is_closed = False
         self._number, self._version = 0, 0
-        """The term that this object holds, and the version of the election's node then."""
+        """The term that this object holds, and the version of the election's node at the claim."""
         self._holder: _Holder | None = None
         self._asked_at: float | None = None
 
@@ -164,7 +164,7 @@ class ZooKeeperTerms:
 
         def claim(transaction: Any) -> None:
             transaction.set_data(self._path, _encode(_Record(number)), version=version)
-            if holder is not None:  # of a claim of ours whose answer was lost
+            if holder is not None:  # from our own claim, whose answer was lost
                 transaction.delete(self._holder_path)
             transaction.create(self._holder_path, _encode(taken), ephemeral=True)
 
@@ -260,15 +260,15 @@ class ZooKeeperTerms:
 
     def _learn_session(self, client: Any) -> None:
         """
-        Learn for how long the servers keep a session: they may shorten what the client asks for,
-        and the client does not say so.
+        Read how long the servers keep a session: they may shorten the timeout that the client
+        requests, and the client does not report it.
         """
         connection = client._connection  # noqa: SLF001
         connect = connection._connect  # noqa: SLF001
 
         def learning(*arguments: Any, **options: Any) -> Any:
             read_timeout, connect_timeout = connect(*arguments, **options)
-            self._session = read_timeout * 1.5 / 1000  # it is two thirds of the session's
+            self._session = read_timeout * 1.5 / 1000  # it is two thirds of the session's timeout
             return read_timeout, connect_timeout
 
         connection._connect = learning  # noqa: SLF001
@@ -298,7 +298,7 @@ class ZooKeeperTerms:
         return not any(isinstance(result, Exception) for result in self._run(commit))
 
     def _read(self, path: str, kind: type[T]) -> tuple[T | None, int, int]:
-        """A node's value, version, and time of creation in ms; None: no node, or no value."""
+        """A node's value (None without a node or value), version, and time of creation in ms."""
         try:
             value, status = self._run(lambda client: client.get_async(path))
         except NoNodeError:
@@ -311,5 +311,5 @@ class ZooKeeperTerms:
 
 
 def _node(name: str) -> str:
-    """A name as a node's: any text but one with a slash, or of dots."""
+    """A name as a node's: ZooKeeper refuses slashes, and names of dots."""
     return quote(name, safe="").replace(".", "%2E")

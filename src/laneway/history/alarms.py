@@ -1,4 +1,4 @@
-"""Alarms: limits of the history, and the hooks that are called when one is passed."""
+"""Alarms: limits of the history, and the hooks that are called when a limit is exceeded."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ ACTIVE, INACTIVE = b"1", b"0"
 
 class AlarmRule(msgspec.Struct, frozen=True, kw_only=True):
     """
-    An alarm: it is active while one of its limits is passed. Durations are seconds.
+    An alarm, which is active while one of its limits is exceeded. Durations are seconds.
 
-    - `full_within`: a backlog limit is reached so soon. `drain_over`: the backlog needs longer to
-      drain, or does not drain. `oldest_over`: a message waits longer. `waiting_over`: more wait.
+    - `full_within`: a backlog limit will be reached within this time. `drain_over`: the backlog
+      needs longer than this to drain, or does not drain. `oldest_over`: a message has waited
+      longer. `waiting_over`: more messages wait.
     """
 
     name: str
@@ -46,7 +47,7 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def checked(cls, **given: Any) -> AlarmRule:
-        """The alarm of `Laneway.alarm`, from its arguments. Raises UsageError, BadPolicy."""
+        """Create the alarm from the arguments of `Laneway.alarm`. Raises UsageError, BadPolicy."""
         arguments.name("alarm", "the name", given["name"])
         if given["tier"] is not None:
             arguments.name("alarm", "tier", given["tier"])
@@ -58,7 +59,7 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**given)
 
     def reasons(self, history: History) -> list[str]:
-        """Return a sentence for each limit that is passed."""
+        """Return a sentence for each limit that is exceeded."""
         found = []
         if self.full_within is not None and history.full_seconds is not None:
             full = history.full_seconds
@@ -93,15 +94,15 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def record(self) -> str:
         """
-        The name of its state in the store. Rules of one name with other limits, of two versions of
-        a program, are two alarms: they would end each other's for ever.
+        The name of its state in the store. Rules with the same name and different limits, from two
+        versions of a program, are two alarms: they would otherwise end each other's alarm forever.
         """
         digest = hashlib.blake2b(msgspec.json.encode(self), digest_size=8).hexdigest()
         return f"alarm:{digest}:{self.name}"
 
     @property
     def has_limit(self) -> bool:
-        """Whether it has a limit at all."""
+        """Whether any limit is set."""
         return any(
             limit is not None
             for limit in (self.full_within, self.drain_over, self.oldest_over, self.waiting_over)
@@ -110,10 +111,10 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True):
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What a hook of `on_alarm` gets.
+    The argument of a hook of `on_alarm`.
 
     `is_active`: the alarm begins (True) or ends. `reasons`: a sentence for each limit that is
-    passed. `history`: the history with which it was compared.
+    exceeded. `history`: the history that it was compared with.
     """
 
     name: str
@@ -129,12 +130,12 @@ class Alarms:
         self._rules: dict[str, AlarmRule] = {}
         self._hooks: list[OnAlarm] = []
         self.max_backlog: int | None = None
-        """The limit of the namespace, as the program sets it."""
+        """The namespace's limit, as the program sets it."""
 
     def add_rule(self, rule: AlarmRule, max_backlog: int | None = None) -> None:
         """
-        Add an alarm, or replace the one of this name. `max_backlog`: the namespace's limit. Raises
-        UsageError if it has no limit, or if its topics are not counted.
+        Add an alarm, or replace the one with this name. `max_backlog`: the namespace's limit.
+        Raises UsageError if the alarm has no limit, or if its topics are not counted.
         """
         figures.check_pattern(rule.pattern)
         if not rule.has_limit:
@@ -146,7 +147,7 @@ class Alarms:
         self.max_backlog = max_backlog
 
     def add_hook(self, hook: OnAlarm) -> None:
-        """Add a hook. Raises UsageError if it is no plain function."""
+        """Add a hook. Raises UsageError if it is not a plain function."""
         if (
             not callable(hook)
             or inspect.iscoroutinefunction(hook)
@@ -160,9 +161,9 @@ class Alarms:
 
     def check(self, engine: FullEngine) -> None:
         """
-        Compare the alarms with the history. Of all processes, the one that notices first that an
-        alarm begins or ends calls its hooks. Raises UsageError for an alarm that cannot be
-        compared, such as one of a tier that was removed, after the others are.
+        Compare the alarms with the history. The process that is first to notice that an alarm
+        begins or ends calls its hooks. Raises UsageError, after comparing the others, for an alarm
+        that cannot be compared, such as one for a removed tier.
         """
         wrong: UsageError | None = None
         for rule in list(self._rules.values()):
@@ -201,7 +202,7 @@ class Alarms:
         for hook in self._hooks:
             try:
                 hook(alarm)
-            except BaseException:  # also SystemExit: the other hooks are called all the same
+            except BaseException:  # even SystemExit: the other hooks are still called
                 log.exception("the hook %s of on_alarm failed", getattr(hook, "__qualname__", hook))
 
 

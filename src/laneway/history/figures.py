@@ -1,4 +1,4 @@
-"""The history as people and programs see it: rows, parts, waiting times, and where it leads."""
+"""The public view of the history: rows, parts, waiting times, and forecasts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from laneway.history.records import Cell
 
 RECENT_SECONDS = 60.0
-"""The time over which `inflow`, `outflow` and `growth` are taken."""
+"""The period over which `inflow`, `outflow` and `growth` are measured."""
 
 PAGE = 500
-"""Records that are read at once."""
+"""Records per read."""
 
 LONGEST_SECONDS = max(seconds * count for seconds, count in RINGS.items())
 
@@ -36,11 +36,11 @@ class HistoryRow(msgspec.Struct, kw_only=True):
 
     - `start`: Unix time in seconds, by the store's clock; `seconds`: how long the interval was. It
       is longer than the step if no process took samples meanwhile.
-    - `published`, `delivered`, `done`, `retried`, `died`, `merged`: how many messages. One that
-      merged into a waiting one does not count as published.
-    - `throttled`: the seconds for which rates held ready messages back, summed over all topics.
-    - `waiting`: messages that waited at the end. `oldest`: the age of the oldest one, in seconds,
-      or None if nothing waited or it is unknown.
+    - `published`, `delivered`, `done`, `retried`, `died`, `merged`: numbers of messages. A message
+      that merged into a waiting one does not count as published.
+    - `throttled`: the seconds for which rates held back ready messages, summed over all topics.
+    - `waiting`: messages that waited at the end of the interval. `oldest`: the age of the oldest
+      one in seconds, or None if nothing waited or it is unknown.
     """
 
     start: float
@@ -67,7 +67,7 @@ class HistoryRow(msgspec.Struct, kw_only=True):
 
 
 class HistoryPart(HistoryRow, kw_only=True):
-    """What happened in the topics of a tier and pattern, as one row for the whole time."""
+    """What happened in the topics of a tier and pattern, as one row for the whole period."""
 
     tier: str
     pattern: str
@@ -78,7 +78,7 @@ class WaitingTimes(msgspec.Struct):
     How long messages had waited when they were delivered, since they were published or due.
 
     - `bounds`: the upper bounds of the classes, in seconds; the last class has none.
-    - `counts`: the messages in each class; one class more than bounds.
+    - `counts`: the messages in each class; one more class than bounds.
     """
 
     bounds: list[float]
@@ -86,13 +86,13 @@ class WaitingTimes(msgspec.Struct):
 
     @property
     def count(self) -> int:
-        """All messages."""
+        """The number of all messages."""
         return sum(self.counts)
 
     def quantile(self, part: float) -> float | None:
         """
-        Return the bound in seconds below which this part (0 … 1) of the messages waited, or
-        None without messages or a large enough bound.
+        Return the bound in seconds below which this fraction (0 … 1) of the messages waited, or
+        None if no message was delivered or no bound is large enough.
         """
         if not 0 <= part <= 1:
             raise UsageError(f"quantile: expected a part from 0 to 1, got {part!r}")
@@ -107,24 +107,24 @@ class WaitingTimes(msgspec.Struct):
 
 class History(msgspec.Struct, kw_only=True):
     """
-    The history of a namespace, or of a tier or pattern in it. Times are Unix times and durations
-    seconds, by the store's clock.
+    The history of a namespace, or of a tier or pattern in it. Times are Unix times in seconds, by
+    the store's clock; durations are seconds.
 
     - `now`: when it was read. `step`: the interval of its rows.
     - `rows`: the intervals in which samples were taken, the oldest first; the last one is still
       open.
     - `parts`: each tier and pattern, the largest backlog first.
     - `noisy`, `others`: waiting times at delivery; the noisiest 1 % of the topics (at least one)
-      and the rest. They are counted by tier, so a pattern makes no difference.
-    - `waiting`, `oldest`: now.
+      and the rest. They are counted by tier, so a pattern does not affect them.
+    - `waiting`, `oldest`: current values.
     - `inflow`, `outflow`: messages published per second, and done or died, in the last minute.
     - `growth`: the messages per second by which `waiting` has grown in the last minute; negative
       if it has fallen.
     - `drain_seconds`: the time until nothing waits, at that growth, or None if it does not drain.
-    - `max_backlog`: the limit that is reached first, in messages: that of `full_topic`, or of the
-      namespace if that is None. None: no limit exists.
-    - `full_seconds`: the earliest time until then, if all of that growth is in that topic, or
-      None if it does not fill.
+    - `max_backlog`: the limit in messages that is reached first: that of `full_topic`, or the
+      namespace's if that is None; or None if no limit exists.
+    - `full_seconds`: the earliest time until the limit is reached, assuming that all growth is in
+      that topic, or None if it does not fill.
     """
 
     now: float
@@ -158,11 +158,11 @@ def read(
 ) -> History:
     """
     Read the history; `app.history.read` explains the arguments. `max_backlog`: the namespace's.
-    `must_exist`: a pattern that is not counted apart is an error. `latest`: of
-    `sampling.latest_row`, which costs most; None: it is read. `largest`: the topics of the pattern
-    with the largest backlogs, at least one; None: they are read.
+    `must_exist`: a pattern that is not counted separately is an error. `latest`: the result of
+    `sampling.latest_row`, which costs most; read if None. `largest`: the topics of the pattern with
+    the largest backlogs, at least one; read if None.
 
-    Raises UsageError for a wrong argument.
+    Raises UsageError for an invalid argument.
     """
     step = step_for(last, step)
     selected = _Selection(engine, tier, pattern)
@@ -195,7 +195,7 @@ def read(
 def _set_flows(
     engine: FullEngine, history: History, selected: _Selection, latest: Row, last: float
 ) -> None:
-    """Set the flows, and the slope of what waits: from the end of the row before the time."""
+    """Set the flows and the growth of the backlog, from the end of the row before the period."""
     step, now_us = min(RINGS), latest.end_us
     since_us = now_us - round(last * SECOND)
     rows = _rows(engine, step, since_us - step * SECOND, now_us, latest)
@@ -213,9 +213,9 @@ def _set_flows(
 
 def step_for(last: float, step: float | None) -> float:
     """
-    The interval of the rows: the shortest that is kept for so long, unless `step` is given.
+    The interval of the rows: the shortest that is kept for that long, unless `step` is given.
 
-    Raises UsageError if it is not kept, or not for so long.
+    Raises UsageError if the step is not kept, or not for that long.
     """
     if not 0 < last <= LONGEST_SECONDS:
         raise UsageError(
@@ -237,7 +237,7 @@ def step_for(last: float, step: float | None) -> float:
 
 
 class _Selection:
-    """The tier and pattern that are asked for."""
+    """The requested tier and pattern."""
 
     def __init__(self, engine: FullEngine, tier: str | None, pattern: str) -> None:
         check_pattern(pattern)
@@ -254,7 +254,7 @@ class _Selection:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the namespace."""
+        """Whether it is the whole namespace."""
         return self.tier is None and self.pattern == "*"
 
     def takes(self, cell: Cell) -> bool:
@@ -283,7 +283,7 @@ class _Selection:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise UsageError for a pattern of subscriptions, which are not counted apart."""
+    """Raise UsageError for a pattern of subscriptions, which are not counted separately."""
     if is_pattern(pattern) and is_copy(pattern):
         raise UsageError(
             f'history: expected a pattern like "push.*", or a topic, got {pattern!r:.80}'
@@ -291,7 +291,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def covers(pattern: str, other: str) -> bool:
-    """Whether all topics of the other pattern, or the other topic, are among those of the first."""
+    """Whether the first pattern covers the other pattern or topic."""
     if other == pattern:
         return True
     return other != "*" and matches(pattern, other[:-1] + "x" if is_pattern(other) else other)
@@ -299,15 +299,15 @@ def covers(pattern: str, other: str) -> bool:
 
 def read_rows(engine: FullEngine, last: float, latest: Row) -> list[Row]:
     """
-    The stored rows of the last seconds, in the shortest step that is kept for so long, the oldest
-    first. `latest`: of `sampling.latest_row`; it is the last one, or part of it.
+    The stored rows of the last seconds, in the shortest step that is kept for that long, the oldest
+    first. `latest`: the result of `sampling.latest_row`, which becomes the last row or part of it.
     """
     now_us = latest.end_us
     return _rows(engine, round(step_for(last, None)), now_us - round(last * SECOND), now_us, latest)
 
 
 def _rows(engine: FullEngine, seconds: int, since_us: int, now_us: int, latest: Row) -> list[Row]:
-    """The rows of a ring since then, with the latest one, which is not stored yet."""
+    """The rows of a ring since a time, with the latest one, which is not yet stored."""
     length = seconds * SECOND
     starts = range(since_us // length * length, now_us + 1, length)
     names = [name_of(seconds, start) for start in starts]
@@ -398,7 +398,7 @@ def _foresee(
     max_backlog: int | None,
     largest: Sequence[TopicStats],
 ) -> None:
-    """Set when the backlog is drained, and when the first limit is reached."""
+    """Set the times until the backlog is drained and until the first limit is reached."""
     growth = history.growth
     if not history.waiting:
         history.drain_seconds = 0.0

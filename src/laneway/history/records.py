@@ -19,18 +19,18 @@ S = TypeVar("S", bound=msgspec.Struct)
 RINGS = {10: 720, 60: 4320, 900: 5760}
 """
 Seconds of an interval, and how many are kept: 2 h by 10 s, 3 days by minute, 60 days by quarter of
-an hour. A ring's record is replaced by that of the interval that is so many later.
+an hour. A ring's record is replaced when this number of intervals has passed.
 """
 
 SAMPLE_US = min(RINGS) * SECOND
 """The shortest interval, in microseconds."""
 
 HEAD, TIME = "head", "time"
-"""The record of what was counted at the last sample, and that of when it was, in microseconds."""
+"""The record of the counts at the last sample, and the record of its time in microseconds."""
 
 AGE_BUCKETS = 64
 """
-Buckets of topics by the checksum of their names, of which a row has the age of the oldest message.
+Buckets of topics by the checksum of their names. A row has the age of each bucket's oldest message.
 """
 
 FLOWS = ("published", "delivered", "done", "retried", "died", "merged", "throttled_us")
@@ -42,7 +42,8 @@ class Cell(msgspec.Struct, array_like=True, gc=False):
     What happened in an interval in the topics of a tier and pattern.
 
     - `waiting`: at the end of the interval.
-    - `oldest_us`: the age of the oldest message that waited; None: unknown, or there was none.
+    - `oldest_us`: the age of the oldest waiting message, or None if it is unknown or nothing
+      waited.
     """
 
     tier: str
@@ -67,8 +68,8 @@ class Cell(msgspec.Struct, array_like=True, gc=False):
 
 class HandlerCounts(msgspec.Struct, array_like=True, gc=False):
     """
-    How often a handler or task ran in an interval: the attempts that failed, and all attempts by
-    how long they took, in the classes of `WAIT_BOUNDS_US`.
+    How often a handler or task ran in an interval: the number of failed attempts, and all attempts
+    by duration, in the classes of `WAIT_BOUNDS_US`.
     """
 
     failed: int
@@ -80,7 +81,7 @@ class HandlerCounts(msgspec.Struct, array_like=True, gc=False):
         return sum(self.counts)
 
     def add(self, later: HandlerCounts) -> None:
-        """Add those of the next interval."""
+        """Add the counts of the next interval."""
         self.failed += later.failed
         self.counts = added(self.counts, later.counts)
 
@@ -89,14 +90,14 @@ class Row(msgspec.Struct, array_like=True, gc=False):
     """
     An interval: from `begin_us` to `end_us`, microseconds of the store's clock.
 
-    It is longer than its ring says if nobody took samples meanwhile; then it is where it ends.
-    `at_us`: a time in the interval of the ring that it belongs to. `waiting`: of the namespace, at
-    its end. `cells`: those in which something happened or waited.
+    It is longer than its ring's interval if no process took samples meanwhile; it then belongs
+    where it ends. `at_us`: a time in the ring's interval that it belongs to. `waiting`: the
+    namespace's, at the end. `cells`: the cells in which something happened or waited.
 
     `ages`: for each of the `AGE_BUCKETS` buckets of topics a byte: 0 if nothing waited, else one
     more than the class of `WAIT_BOUNDS_US` of the age of its oldest message. `gates`: for how long
-    lanes waited at a gate, in microseconds, as far as samples saw it. `handlers`: by name. The row
-    since the last sample has ages only.
+    lanes waited at a gate, in microseconds, as far as samples observed it. `handlers`: counts by
+    name. The row since the last sample has only ages.
     """
 
     at_us: int
@@ -140,17 +141,17 @@ class Row(msgspec.Struct, array_like=True, gc=False):
 
 
 class Head(msgspec.Struct, array_like=True):
-    """What was counted when the last sample was taken."""
+    """The counts at the time of the last sample."""
 
     at_us: int
     tallies: list[Tally]
     waits: list[WaitCounts]
     handlers: dict[str, dict[str, list[int]]] = {}
-    """By worker: what it had counted of its handlers, see `WorkerFacts.durations`."""
+    """By worker: the counts of its handlers, see `WorkerFacts.durations`."""
 
 
 def bucket_of(topic: str) -> int:
-    """The bucket of a topic, of `AGE_BUCKETS`."""
+    """The bucket of a topic, one of `AGE_BUCKETS`."""
     return zlib.crc32(topic.encode()) % AGE_BUCKETS
 
 
@@ -184,27 +185,27 @@ def added(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def oldest(one: int | None, other: int | None) -> int | None:
-    """The larger of two ages, of which one may be unknown."""
+    """The larger of two ages; either may be unknown."""
     return other if one is None else one if other is None else max(one, other)
 
 
 def name_of(seconds: int, at_us: int) -> str:
-    """The name of the record for the interval of this length in which a time is."""
+    """The name of the record for the interval of this length that contains a time."""
     return f"{seconds}:{at_us // (seconds * SECOND) % RINGS[seconds]}"
 
 
 def is_in(row: Row, seconds: int, at_us: int) -> bool:
-    """Whether a row is of the interval in which a time is, and not of an earlier round."""
+    """Whether a row belongs to the interval that contains a time, not to an earlier round."""
     return row.at_us // (seconds * SECOND) == at_us // (seconds * SECOND)
 
 
 def encode(record: Row | Head) -> bytes:
-    """A record as it is stored."""
+    """Encode a record."""
     return msgspec.msgpack.encode(record)
 
 
 def decode(stored: bytes | None, kind: type[S]) -> S | None:
-    """A stored record; None: there is none, or another program wrote it."""
+    """Decode a stored record, or return None if none exists or another program wrote it."""
     if stored is None:
         return None
     try:

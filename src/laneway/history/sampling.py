@@ -1,9 +1,9 @@
 """
-Samples: every 10 s one process writes what was counted since the last sample.
+Samples: every 10 s one process writes the counts since the last sample.
 
-Every worker looks whether a sample is due, and so does who reads the history. The record of the
-last sample is replaced by compare and swap, so one of them writes each. Nothing is lost where
-nobody takes samples: the next row is longer.
+Every worker and every reader of the history checks whether a sample is due. The record of the last
+sample is replaced by compare and swap, so only one of them writes each sample. Nothing is lost if
+no process takes samples: the next row is longer.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 TOPICS = 500
 """
-Topics that a sample reads. With more, the backlogs of patterns are those that the engine counted,
-and only patterns of the oldest topics have an oldest message.
+Topics that a sample reads. If more exist, the backlogs of patterns are those that the engine
+counted, and only patterns of the oldest topics have an oldest message.
 """
 
 MOST_GATES = 20
-"""Gates at which lanes wait that a row names."""
+"""Gates with waiting lanes that a row names."""
 
 WORKERS = 200
 """Workers whose handlers a sample counts."""
@@ -63,7 +63,7 @@ TRIES = 3
 
 
 def last_sample_us(engine: FullEngine) -> int:
-    """When the last sample was taken; 0: never."""
+    """When the last sample was taken, or 0 without samples."""
     stored = engine.history_read([TIME])[0]
     return int(stored) if stored is not None and stored.isdigit() else 0
 
@@ -108,10 +108,10 @@ def take(engine: FullEngine) -> int:
 
 def latest_row(engine: FullEngine, *, most_topics: int = TOPICS) -> Row:
     """
-    Take a sample if it is due; then what has happened since the last one.
+    Take a sample if it is due, and return what has happened since the last one.
 
-    Arguments: `most_topics`: how many topics are read for the row; of more, the oldest ones.
-    Samples read `TOPICS`, which is most of what they cost.
+    Arguments: `most_topics`: how many topics are read for the row; if more exist, the oldest ones.
+    Samples read `TOPICS`, which is most of their cost.
     """
     tries = 0
     while True:
@@ -138,7 +138,7 @@ def row_since(engine: FullEngine, head: Head, counted: Tallies, most_topics: int
         for name in FLOWS:
             counted_then = getattr(earlier, name) if earlier is not None else 0
             now = getattr(tally, name)
-            # less than before: the store was emptied
+            # lower than before: the store was emptied
             setattr(cell, name, now - counted_then if now >= counted_then else now)
         if not is_exact:
             cell.waiting = max(0, tally.waiting)
@@ -183,8 +183,8 @@ def _more(before: Sequence[int], now: Sequence[int]) -> list[int]:
 
 def _topics(engine: FullEngine, lanes: int, most: int) -> tuple[list[TopicStats], bool]:
     """
-    The topics, or the `most` oldest ones of more, and whether these are all. `lanes`: how many the
-    namespace has.
+    The topics, at most the `most` oldest ones, and whether these are all. `lanes`: how many lanes
+    the namespace has.
     """
     if lanes <= most:
         topics = engine.topic_list(order="name", limit=most + 1)
@@ -197,8 +197,8 @@ def _backlogs(
     engine: FullEngine, topics: Sequence[TopicStats], now_us: int, apart: set[str]
 ) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int]]:
     """
-    By tier and pattern: what waits, and the age of the oldest in microseconds. `apart`: the names
-    of topics that were counted apart.
+    By tier and pattern: the number of waiting messages, and the age of the oldest in microseconds.
+    `apart`: the names of topics that were counted separately.
     """
     policies = engine.policies()
     waiting: dict[tuple[str, str], int] = {}
@@ -234,7 +234,7 @@ def _gates(engine: FullEngine, interval_us: int) -> dict[str, int]:
 
 
 def _durations(engine: FullEngine) -> dict[str, dict[str, list[int]]]:
-    """By worker: what it has counted of its handlers."""
+    """By worker: the counts of its handlers."""
     workers = engine.workers(limit=WORKERS, after="")
     return {each.facts.id: each.facts.durations for each in workers if each.facts.durations}
 
@@ -243,7 +243,7 @@ def handlers_since(
     before: Mapping[str, Mapping[str, Sequence[int]]],
     now: Mapping[str, Mapping[str, Sequence[int]]],
 ) -> dict[str, HandlerCounts]:
-    """By handler: what workers have counted since a sample."""
+    """By handler: the workers' counts since a sample."""
     found: dict[str, HandlerCounts] = {}
     for worker, by_handler in now.items():
         for name, counted in by_handler.items():

@@ -1,1 +1,1 @@
-"""What an application has in a process: tasks, push, cluster and gateway use it."""
+"""An application's state in a process: tasks, push, cluster and gateway use it."""

@@ -1,6 +1,5 @@
 """
-What an application does when its process forks. It opens no engine during the fork, and has no
-open engine in the child.
+Fork handling: an application opens no engine during a fork, and has no open engine in the child.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ _of_parents: list[object] = []
 
 
 def register(runtime: Any) -> None:
-    """Prepare an application's runtime for forks, as long as it exists."""
+    """Prepare an application's runtime for forks, for as long as it exists."""
     _runtimes.add(runtime)
 
 
 def keep(*objects: object) -> None:
     """
-    Keep a parent's objects in its forked child: to finalize them there could close what the parent
-    has open.
+    Keep a parent's objects alive in its forked child: finalizing them there could close the
+    parent's files and connections.
     """
     _of_parents.extend(objects)
 

@@ -1,4 +1,4 @@
-"""`Noun`: the operations of an application on things of one kind, or on one of them."""
+"""`Noun`: an application's operations on things of one kind, or on one such thing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class Noun:
-    """An attribute of `Laneway` like `app.schedules`, or a handle like `Topic`, with its verbs."""
+    """
+    An attribute of `Laneway` such as `app.schedules`, or a handle such as `Topic`, with its
+    methods.
+    """
 
     __slots__ = ("_runtime",)
 

@@ -1,4 +1,4 @@
-"""Waiting for jobs: one thread of a process listens for all of them and calls back."""
+"""Wait for jobs: one thread per process listens for all of them and calls back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.job")
 
 LISTEN = 60.0
-"""Seconds of one poll; engines check by themselves more often if a notification may be lost."""
+"""Seconds of one poll; engines check more often on their own if a notification may be lost."""
 
 IDLE = 30.0
 """Seconds after the last wait until the thread ends."""
@@ -45,8 +45,8 @@ class ResultWaiter:
 
     def watch(self, job_id: str, topic: str | None, callback: Callback) -> None:
         """
-        Call `callback` with the stored result of a job, from the waiter's thread: at once, and at
-        each change. It must not block.
+        Call `callback` with the stored result of a job, from the waiter's thread: immediately, and
+        at each change. It must not block.
         """
         engine = self._engine()
         with self._lock:
@@ -74,7 +74,7 @@ class ResultWaiter:
 
 
 class _Listening(threading.Thread):
-    """The thread that listens while there is something to wait for."""
+    """The thread that listens while a job is being waited for."""
 
     def __init__(self, engine: FullEngine) -> None:
         super().__init__(name="laneway-jobs", daemon=True)
@@ -158,5 +158,5 @@ class _Listening(threading.Thread):
 
 
 def _name(job_id: str, topic: str | None) -> str:
-    """The name of a job's result; of an unknown topic nothing is notified."""
+    """The name of a job's result; without a topic, no notification arrives."""
     return result_name(job_id, topic or "")

@@ -1,4 +1,4 @@
-"""`Runtime`: what an application has in a process; `Laneway` is its public face."""
+"""`Runtime`: an application's state in a process; `Laneway` is its public interface."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 THREADS = 64
-"""The most blocking calls of coroutines at once; further calls wait for a thread."""
+"""The maximum number of concurrent blocking calls of coroutines; more calls wait for a thread."""
 
 
 class Runtime:
@@ -68,7 +68,7 @@ class Runtime:
         self.app: Any = app
         """The application, which a task has as its attribute `app`."""
         self.address: str | None = None
-        """`module:name` by which another process imports it; None: it is looked for."""
+        """`module:name` by which another process imports it, or None to search for it."""
         self.holder = EngineHolder(url, settings, program, version)
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="laneway")
         """Run the blocking calls of coroutines."""
@@ -100,8 +100,8 @@ class Runtime:
 
     def begin_in_child(self) -> None:
         """
-        Begin again in a forked child: the parent's threads do not exist here, and its engine stays
-        open for the parent.
+        Reset the state in a forked child: the parent's threads do not exist here, and its engine
+        stays open for the parent.
         """
         forks.keep(self.holder.opened, *self.producer.parts(), self.result_waiter)
         for threads, most, name in (
@@ -144,8 +144,8 @@ class Runtime:
 
     def use_store(self, url: str | None = None, namespace: str | None = None) -> None:
         """
-        Use another store or namespace than the code names, as `laneway worker --url … --namespace
-        …` does. None keeps the code's. Raises UsageError.
+        Use another store or namespace than the code's, as `laneway worker --url … --namespace …`
+        does. None keeps the code's. Raises UsageError.
         """
         if (url, namespace) == (None, None):
             return
@@ -155,7 +155,8 @@ class Runtime:
     @contextlib.contextmanager
     def replaced_engine(self, make: Callable[[Settings], FullEngine]) -> Iterator[FullEngine]:
         """
-        Use another engine inside the block, for tests. `make` opens it; it is closed at the end.
+        Use another engine inside the block, for tests. `make` opens it; the end of the block closes
+        it.
         """
         engine: FullEngine | None = None
         try:
@@ -176,7 +177,7 @@ class Runtime:
     # Publishing
 
     def producer_in(self, connection: Any) -> Producer | JoinedProducer:
-        """What publishes in a connection's transaction; None: the application's producer."""
+        """The producer for a connection's transaction, or the application's producer for None."""
         if connection is None:
             return self.producer
         return JoinedProducer(self.namespace, self.producer.middlewares, connection)
@@ -217,11 +218,11 @@ class Runtime:
 
 
 class Application(Protocol):
-    """What has a runtime; `Laneway` is one."""
+    """An object with a runtime, such as `Laneway`."""
 
     @property
     def runtime(self) -> Runtime:
-        """What it has in this process."""
+        """The application's state in this process."""
 
 
 def producer_of(

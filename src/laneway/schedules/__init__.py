@@ -1,3 +1,3 @@
 """
-Schedules: each is one message that is due when it fires next, and publishes its successor then.
+Schedules: each is one message that is due at the next firing and then publishes its successor.
 """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 class Schedules(Noun):
     """
-    The schedules in the store: `app.schedules`. `Laneway.schedule` declares those of a program.
+    The schedules in the store: `app.schedules`. `Laneway.schedule` declares a program's schedules.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -38,7 +38,7 @@ class Schedules(Noun):
 
     def install(self) -> None:
         """
-        Store the schedules of the code and handle those that are due; a worker calls this when it
+        Store the code's schedules and handle those that are due; a worker calls this when it
         starts.
         """
         handlers = self._runtime.handlers
@@ -56,7 +56,7 @@ class Schedules(Noun):
 
     def list(self, *, limit: int = 1000, after: str | None = None) -> builtins.list[Planned]:
         """
-        The schedules of the store by name, at most `limit`, after the name `after`: rule, next
+        List the schedules of the store by name, at most `limit`, after the name `after`: rule, next
         firing, and whether paused.
         """
         after = None if after is None else arguments.name("schedules.list", "after", after)
@@ -66,8 +66,8 @@ class Schedules(Noun):
 
     def remove(self, name: str) -> bool:
         """
-        Remove a schedule from the store. Returns False if it did not exist. The next worker stores
-        a schedule of the code again: remove it there, too.
+        Remove a schedule from the store. Returns False if it did not exist. If the code declares
+        the schedule, the next worker stores it again: remove it from the code too.
         """
         return store.remove(
             self._runtime.engine, arguments.name("schedules.remove", "the name", name)

@@ -3,10 +3,11 @@ The schedules of an application: declared in code or at run time, and kept in th
 
 A schedule is one message in its own topic, due when it fires next. The worker that handles it
 publishes the call and the next such message. The ids of both consist of the schedule's name and the
-intended time, and the store knows them for a day: handled twice, by two workers or after a crash,
-it fires once. So no worker is special, and only the store's clock counts. The next message is
-published in the transaction that ends the lease of the one before. Pausing a schedule pauses its
-topic; removing or changing it deletes the topic with its lease, after which nothing follows.
+intended time, and the store knows them for a day: if two workers handle the message, or one handles
+it again after a crash, it fires once. No worker is special, and only the store's clock counts. The
+next message is published in the transaction that ends the lease of the one before. Pausing a
+schedule pauses its topic; removing or changing it deletes the topic with its lease, which ends the
+chain.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ log = logging.getLogger("laneway.schedule")
 
 PREFIX = "laneway.schedule."
 LATE = timedelta(seconds=60)
-"""A firing that is later than this, or later than the next one, was missed."""
+"""A firing that is late by more than this, or later than the next one, counts as missed."""
 
 MOST_MISSED = 10_000
-"""The most missed firings that "all" makes up for at once; earlier ones are only logged."""
+"""
+The maximum number of missed firings that "all" publishes together; earlier ones are only logged.
+"""
 
 RETRIES, BACKOFF_SECONDS = 1_000_000, 60.0
 """
@@ -51,7 +54,7 @@ end its schedule.
 """
 
 TRIES = 10
-"""How often a schedule that is firing is read; it may be no schedule."""
+"""How often a firing schedule is read before it counts as nonexistent."""
 
 Missed = Literal["skip", "one", "all"]
 MISSED = ("skip", "one", "all")
@@ -70,8 +73,8 @@ class Call(msgspec.Struct, frozen=True):
 
 class Schedule(msgspec.Struct, frozen=True):
     """
-    A call and the times at which it is published. `spread_us`: the most microseconds of its delay,
-    of which each schedule has its own part.
+    A call and the times at which it is published. `spread_us`: its maximum delay in microseconds;
+    each schedule has its own part of it.
     """
 
     name: str
@@ -87,12 +90,12 @@ class Schedule(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """A checksum that changes with any part of it."""
+        """A checksum that changes with any part of the schedule."""
         return f"{zlib.crc32(msgspec.json.encode(self)):08x}"
 
     @property
     def shift_us(self) -> int:
-        """Its part of the spread; it depends on the name, so it is always the same."""
+        """Its part of the spread, which is constant because it depends only on the name."""
         return zlib.crc32(self.name.encode()) * self.spread_us >> 32
 
     def entry(self, nominal: datetime) -> Draft:
@@ -173,7 +176,10 @@ REMEMBERED = timedelta(days=1)
 
 MOST_FIRINGS = 100
 MOST_STEPS = 1_000
-"""Most times of a rule that are looked at: it may fire often in between, and seldom otherwise."""
+"""
+The maximum number of a rule's times that are examined: it may fire often for a while, and rarely
+otherwise.
+"""
 
 
 def new_schedule(
@@ -259,8 +265,8 @@ def declared(where: str, name: str, call: object, options: Options) -> Schedule:
 
 def put(engine: FullEngine, schedule: Schedule) -> bool:
     """
-    Store a schedule, in place of an earlier one of its name. Returns False if the store already has
-    exactly this one, or if it never fires again.
+    Store a schedule, replacing an earlier one with its name. Returns False if the store already has
+    exactly this schedule, or if it never fires again.
     """
     standing = _standing(engine, schedule.topic)
     if any(entry.schedule.fingerprint == schedule.fingerprint for entry in standing):
@@ -277,14 +283,14 @@ def put(engine: FullEngine, schedule: Schedule) -> bool:
 def remove(engine: FullEngine, name: str) -> bool:
     """Remove a schedule. Returns False if it did not exist."""
     topic, removed = PREFIX + name, 0
-    while True:  # what fires meanwhile may have passed a step of the deletion
+    while True:  # a concurrent firing may have passed a step of the deletion
         removed += engine.topic_delete(topic)
         if not _is_held(engine, topic):
             return removed > 0
 
 
 def set_paused(engine: FullEngine, name: str, *, paused: bool | None) -> None:
-    """Pause it, or (None) resume it."""
+    """Pause a schedule, or (None) resume it."""
     engine.policy_set("operator", PREFIX + name, {"paused": paused})
 
 
@@ -314,8 +320,8 @@ def paused_for(engine: FullEngine, topic: str, limit: int) -> list[str]:
 
 def run_now(engine: FullEngine, name: str) -> Receipt | None:
     """
-    Publish the call of a schedule once, now; its next firing stays as it is. A paused schedule
-    runs, too. Returns None if the schedule does not exist.
+    Publish the call of a schedule once, now; its next firing does not change. A paused schedule
+    runs too. Returns None if the schedule does not exist.
     """
     standing = _standing(engine, PREFIX + name)
     if not standing:
@@ -335,8 +341,8 @@ def run_now(engine: FullEngine, name: str) -> Receipt | None:
 
 def last_firings(engine: FullEngine, name: str, most: int = 10) -> list[Firing]:
     """
-    The last firings of a schedule within a day, the oldest first: for so long the store knows the
-    ids of their calls.
+    The last firings of a schedule within a day, the oldest first: the store knows the ids of their
+    calls for a day.
     """
     standing = _standing(engine, PREFIX + name)
     if not standing:
@@ -357,7 +363,7 @@ def _last_times(when: times.When, now: datetime, most: int) -> list[datetime]:
     span = gap * (most + 1)
     while True:
         moments = _times_between(when, max(now - REMEMBERED, now - span), now)
-        if len(moments) >= MOST_STEPS:  # it fires often at times: those were not reached
+        if len(moments) >= MOST_STEPS:  # fires too often: later times were not reached
             return found[-most:]
         found = moments
         if len(found) >= most or span >= REMEMBERED:
@@ -393,7 +399,9 @@ def _planned(entry: Entry, *, is_paused: bool) -> Planned:
 
 
 def _standing(engine: FullEngine, topic: str) -> list[Entry]:
-    """What waits, else what is firing now. Read again if it moved between the two."""
+    """
+    The waiting entry, else the one that is firing now. Reads again if it moved between the two.
+    """
     for _ in range(TRIES):
         found = _held(engine, topic) or _held(engine, topic, "leased")
         if found or not _is_held(engine, topic):
@@ -402,7 +410,7 @@ def _standing(engine: FullEngine, topic: str) -> list[Entry]:
 
 
 def _is_held(engine: FullEngine, topic: str) -> bool:
-    """Whether a message waits or is leased, as one read of the store tells."""
+    """Whether a message waits or is leased, by a single read of the store."""
     stats = engine.topic_stats(topic)
     return bool(stats.waiting or stats.leased)
 
@@ -428,7 +436,7 @@ def _read(body: bytes) -> Entry | None:
 def install(
     handlers: Handlers, engine: Callable[[], FullEngine], schedules: Iterable[Schedule]
 ) -> None:
-    """Let a worker serve schedules: store those of the code, and handle all in the store."""
+    """Make a worker serve schedules: store the code's schedules, and handle all in the store."""
     if not handlers.has_pattern(PREFIX + "*"):
         handlers.add(_Firing(engine))
     if engine().policy_of(PREFIX + "*").retries != RETRIES:
@@ -449,12 +457,12 @@ class _Firing(Handler):
     def concluded(
         self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement
     ) -> Sequence[Draft]:
-        """The next entry is stored only if the lease of this one still stands."""
+        """The next entry is stored only if this one's lease is still valid."""
         del lease, error, settlement
         return returned or ()
 
     def _fire(self, message: Message) -> list[Draft]:
-        """Publish the calls. Returns the next entry, if there is one."""
+        """Publish the calls. Returns the next entry, if any."""
         try:
             entry = msgspec.convert(message.body, Entry)
         except msgspec.ValidationError as error:
@@ -472,7 +480,7 @@ class _Firing(Handler):
             return []
         due, following = _due(schedule, entry.nominal, _now(engine, schedule.topic))
         _publish(engine, schedule, [schedule.firing(nominal) for nominal in due])
-        # Only after the calls: else each period would leave one more entry that waits.
+        # Only after the calls: otherwise each period would leave one more waiting entry.
         return [] if following is None else [schedule.entry(following)]
 
 

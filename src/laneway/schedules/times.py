@@ -1,6 +1,6 @@
 """
 When a schedule fires: periodically, by the calendar, by a cron line, by the sun, or once; in time
-zones, also across clock changes.
+zones, and across clock changes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ YEARS_AHEAD = 10
 """A cron line that matches nothing for this long never matches."""
 
 MOST_MONTHS = 1_200
-"""The longest interval by the calendar: 100 years."""
+"""The longest calendar interval: 100 years."""
 
 CRON_NAMES = {
     "@hourly": "0 * * * *",
@@ -50,10 +50,10 @@ CRON_NAMES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-"""Names of cron lines, as crontab(5) has them."""
+"""Names of cron lines, as in crontab(5)."""
 
 DEPRESSIONS = {"civil": 6, "nautical": 12, "astronomical": 18}
-"""By twilight: how many degrees the sun is below the horizon when it begins or ends."""
+"""By twilight: the sun's degrees below the horizon when it begins or ends."""
 
 EVENTS = (
     "dawn",
@@ -64,7 +64,7 @@ EVENTS = (
     "midnight",
     *(f"{event}_{twilight}" for event in ("dawn", "dusk") for twilight in DEPRESSIONS),
 )
-"""`dawn` and `dusk` are the civil ones. `midnight`: when the sun is lowest."""
+"""`dawn` and `dusk` are civil. `midnight`: when the sun is lowest."""
 
 
 class Every(msgspec.Struct, frozen=True, tag="every"):
@@ -85,10 +85,10 @@ class Every(msgspec.Struct, frozen=True, tag="every"):
 
 class Calendar(msgspec.Struct, frozen=True, tag="calendar"):
     """
-    Every so many months, counted from a start, at its day and time on the clock of a time zone.
+    At an interval of months from a start, at its day and time in a time zone.
 
-    `start` has no time zone of its own. In a month without the start's day the last day counts; the
-    months after it are not shifted. A time that a clock change skips fires after the change.
+    `start` has no time zone. In a month without the start's day, it fires on the last day; later
+    months are not shifted. A time that a clock change skips fires after the change.
     """
 
     months: int
@@ -96,7 +96,7 @@ class Calendar(msgspec.Struct, frozen=True, tag="calendar"):
     zone: str = "UTC"
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """The first firing after a moment; None: not before the year 10000."""
+        """The first firing after a moment, or None if it is after the year 9999."""
         local = moment.astimezone(ZoneInfo(self.zone))
         start = self.start
         passed = (local.year - start.year) * 12 + local.month - start.month
@@ -124,16 +124,16 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
 
     `L` is the month's last day, `LW` its last weekday, `15W` the weekday nearest to the 15th, `5L`
     the last Friday, `1#2` the second Monday. With `&` before the weekday, as in `0 9 1-7 * &MON`,
-    the day has to match both fields; without it, one of them. A time that a clock change skips
-    fires right after the change; a time that occurs twice fires once (the rule of Debian's cron).
-    If the hour or the minute begins with `*`, each instant counts by itself.
+    the day must match both fields; without it, one of them. A time that a clock change skips fires
+    right after the change; a time that occurs twice fires once (the rule of Debian's cron). If the
+    hour or the minute begins with `*`, each instant counts separately.
     """
 
     line: str
     zone: str = "UTC"
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """The first firing after a moment; None: never again."""
+        """The first firing after a moment, or None if it never fires again."""
         local = moment.astimezone(ZoneInfo(self.zone))
         if " &" in self.line:
             return self._next_of_both(local)
@@ -186,7 +186,7 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
 
 def _astral() -> tuple[Any, Any]:
     """
-    The class of a place, and the module of the sun. Raises UsageError if the extra is not
+    The class for a place, and the module for the sun. Raises UsageError if the extra is not
     installed.
     """
     try:
@@ -200,8 +200,7 @@ def _astral() -> tuple[Any, Any]:
 
 class Sun(msgspec.Struct, frozen=True, tag="sun"):
     """
-    At an event of the sun (one of `EVENTS`) at a place, plus `offset` seconds (negative: before
-    it).
+    At a sun event (one of `EVENTS`) at a place, plus `offset` seconds (negative: before it).
     """
 
     event: str
@@ -211,8 +210,8 @@ class Sun(msgspec.Struct, frozen=True, tag="sun"):
 
     def next_after(self, moment: datetime) -> datetime | None:
         """
-        The first firing after a moment; days without the event (a polar night) have none. None: not
-        within a year.
+        The first firing after a moment; days without the event (a polar night) have none. Returns
+        None if none follows within a year.
         """
         LocationInfo, almanac = _astral()  # noqa: N806
         place = LocationInfo(latitude=self.latitude, longitude=self.longitude).observer
@@ -273,7 +272,7 @@ def chosen(
         raise UsageError(
             f"schedule {name}: expected one of every, cron, sun and at, got {len(given)}"
         )
-    if zone != "UTC":  # also where the rule needs none; UTC needs no time zone database
+    if zone != "UTC":  # even if the rule needs none; UTC needs no time zone database
         check_zone(zone)
     months = _months(period)
     if start is not None and months is None:
@@ -309,18 +308,17 @@ def every(seconds: float) -> Every:
 
 
 def _months(period: object) -> int | None:
-    """The months of a period like "2 months" or "1 year"; None if it is not by the calendar."""
+    """The months of a period like "2 months" or "1 year"; None for another unit."""
     match = _MONTHS.fullmatch(period) if isinstance(period, str) and len(period) < 40 else None
     return int(match[1] or 1) * _MONTHS_OF[match[2].lower()] if match is not None else None
 
 
 def every_months(months: int, zone: object = "UTC", start: object = None) -> Calendar:
     """
-    A rule by the calendar: every so many months from `start` on (a datetime with a time zone;
-    default: the beginning of 1970 in `zone`).
+    A calendar rule: an interval of months from `start` (a datetime with a time zone; default: the
+    beginning of 1970 in `zone`).
 
-    Raises UsageError if the period is above 100 years, or for a time zone or start that is not
-    valid.
+    Raises UsageError if the period is above 100 years, or for an invalid time zone or start.
     """
     if not 1 <= months <= MOST_MONTHS:
         raise UsageError(
@@ -399,7 +397,7 @@ def _without_idle_steps(part: str) -> str:
 
 
 def sun(event: object, latitude: float, longitude: float, offset: float = 0.0) -> Sun:
-    """A rule by the sun. Raises UsageError if the event or the place does not exist."""
+    """A sun rule. Raises UsageError if the event or the place does not exist."""
     if event not in EVENTS:
         raise UsageError(
             f"schedule: expected an event of the sun, one of {', '.join(EVENTS)}, got {event!r}"
@@ -444,8 +442,8 @@ def _next(line: str, local: datetime, last_year: int) -> datetime | None:
 
 def _on_the_clock(wall: datetime, local: datetime) -> datetime:
     """
-    The first instant at which the clocks show a time; for a time that a clock change skips, as long
-    after the change as it would have been.
+    The first instant at which the clocks show a time. A time that a clock change skips is shifted
+    by the length of the change.
     """
     return wall.replace(tzinfo=local.tzinfo, fold=0).astimezone(UTC).astimezone(local.tzinfo)
 

@@ -1,35 +1,33 @@
 """
 The protocols that every engine implements, one module for each role.
 
-| role | what it is for | who calls it |
-| --- | --- | --- |
-| `Queue` | put, lease, settle, extend: the hot path | producers and workers |
-| `Wakeup` | wait and listen, so that nothing polls | workers, jobs |
-| `Results` | outcomes and progress under message ids | tasks, flows |
-| `Admin` | topics, policies, tiers, gates, dead letters, doctor | application, command line |
-| `Elections` | records of who holds which term | `laneway.cluster` |
-| `Records` | small records outside the queue, such as tokens | `laneway.gateway` |
-| `Transfer` | move messages to another store | `laneway migrate` |
-| `Coordination` | which workers are alive | workers, command line |
-| `History` | what happened so far, by tier and pattern | `laneway.history` |
-| `DeliveryLog` | requests to endpoints, bounded | `laneway.push` |
+| role | purpose | callers | | --- | --- | --- | | `Queue` | put, lease, settle, extend: the hot
+path | producers and workers | | `Wakeup` | wait and listen, so that nothing polls | workers, jobs |
+| `Results` | outcomes and progress under message ids | tasks, flows | | `Admin` | topics, policies,
+tiers, gates, dead letters, doctor | application, command line | | `Elections` | records of who
+holds which term | `laneway.cluster` | | `Records` | small records outside the queue, such as tokens
+| `laneway.gateway` | | `Transfer` | move messages to another store | `laneway migrate` | |
+`Coordination` | which workers are alive | workers, command line | | `History` | what happened so
+far, by tier and pattern | `laneway.history` | | `DeliveryLog` | requests to endpoints, bounded |
+`laneway.push` |
 
-`FullEngine` is all of them, and is what `laneway.engines.open_engine` returns.
+`FullEngine` combines all of them; `laneway.engines.open_engine` returns one.
 
 Rules that hold for every method:
 
 - Engines are synchronous and thread-safe. Async callers run them in threads.
 - Each operation of the hot path takes a batch and is atomic per shard.
 - Times are integer microseconds since 1970, durations integer microseconds, unless the name or the
-  docstring says otherwise.
+  docstring specifies another unit.
 - `now_us` replaces the engine's clock in tests. The clock never goes back: a value smaller than an
   earlier one counts as the earlier one.
-- Every method may raise EngineUnavailable (`applied` says whether the change may have happened) and
-  EngineCorrupt. Docstrings name the other errors.
+- Every method may raise EngineUnavailable (`applied` tells whether the change may have happened)
+  and EngineCorrupt. Docstrings name the other errors.
 - An engine imports nothing from the layers above it.
 
-docs/specification.md has the exact rules; `tests/model` is the same rules as a program, and every
-engine is compared with it. docs/writing-an-engine.md explains how to write and register an engine.
+docs/specification.md has the exact rules; `tests/model` implements the same rules as a program, and
+tests compare every engine with it. docs/writing-an-engine.md explains how to write and register an
+engine.
 """
 
 from laneway.engines.base.admin import Admin

@@ -1,4 +1,4 @@
-"""Administration: what the application object and the command line call."""
+"""Administration: the methods that the application object and the command line call."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Admin(Protocol):
         """The tiers in force, as this engine object last read them."""
 
     def tier_layers(self) -> TierLayers:
-        """Read the stored tiers of the namespace by layer, as they are now."""
+        """Read the current tiers of the namespace by layer."""
 
     def tier_set(
         self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None
     ) -> None:
         """
-        Add, change and remove tiers in a layer. Every process obeys at its next lease.
+        Add, change and remove tiers in a layer. Every process uses them from its next lease.
 
         Arguments: `changes`: tiers by name; None removes the tier.
 
@@ -54,7 +54,8 @@ class Admin(Protocol):
 
     def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
         """
-        Remove the operator's setting of one tier (None: of all), so that the code's holds again.
+        Remove the operator's setting of one tier, or of all tiers (None), so that the code's
+        applies again.
 
         Returns False if the operator set nothing. Raises BadPolicy as `tier_set` does.
         """
@@ -65,8 +66,8 @@ class Admin(Protocol):
         """
         Read the policies of all patterns into a `PolicyTable` that belongs to the caller.
 
-        Its `rows` contain patterns only, because there may be millions of topics with a policy of
-        their own; `resolve` reads that of the topic it is asked for.
+        Its `rows` contain patterns only, because millions of topics may have their own policies;
+        `resolve` reads that of the given topic.
         """
 
     def policy_set(
@@ -75,16 +76,16 @@ class Admin(Protocol):
         """
         Set policy fields of a pattern or topic.
 
-        The policy of one topic holds when this returns. Lanes that a pattern covers are adapted by
-        a bounded sweep, which later `tick` and `lease` calls continue.
+        The policy of a single topic is in force when this returns. Lanes that a pattern covers are
+        adapted by a bounded sweep, which later `tick` and `lease` calls continue.
 
         Arguments: `fields`: values by name, as `laneway.policy.FIELDS` defines them; None removes a
         field.
 
         Returns all fields that the pattern now sets in this layer.
 
-        Raises BadPolicy for a bad field or a gate that is not defined; TopicInUse if `partitions`
-        or `buckets` would change for a topic that is not empty.
+        Raises BadPolicy for an invalid field or an undefined gate; TopicInUse if `partitions` or
+        `buckets` would change for a topic that is not empty.
         """
 
     def policy_set_many(
@@ -95,20 +96,20 @@ class Admin(Protocol):
         now_us: int | None = None,
     ) -> list[dict[str, Any]]:
         """
-        Set policy fields of many patterns and topics in one batch; about 1,000 a call is a good
+        Set policy fields of many patterns and topics in one batch; about 1,000 per call is a good
         size.
 
-        The policy of one exact topic costs the same however many there are, and no process reloads
-        anything for it. Changes that set what is set already cost nothing.
+        The policy of a single topic costs the same for any number of policies, and no process
+        reloads anything for it. Changes without an effect cost nothing.
 
-        Arguments: `layer`: `"operator"`, `"code"`, or `"program:NAME"` for what a program declares;
-        `changes`: (pattern or topic, fields) pairs. Patterns are checked together, as they are
-        after all changes.
+        Arguments: `layer`: `"operator"`, `"code"`, or `"program:NAME"` for a program's
+        declarations; `changes`: (pattern or topic, fields) pairs. Patterns are checked together, in
+        their state after all changes.
 
         Returns, for each change, all fields that are now set in this layer.
 
         Raises the errors of `policy_set`, and BadPolicy for a field that another program declares
-        with another value. For a bad field or an undefined gate nothing is changed.
+        with another value. An invalid field or an undefined gate changes nothing.
         """
 
     def policy_own(self, topic: str) -> Layers:
@@ -118,13 +119,13 @@ class Admin(Protocol):
         self, after: str = "", limit: int = 1000
     ) -> tuple[list[tuple[str, Layers]], str | None]:
         """
-        List topics that have a policy of their own, page by page, in the engine's order.
+        List topics that have their own policy, page by page, in the engine's order.
 
         Arguments: `after`: the position that the previous page returned; `limit`: the
         approximate number of topics in a page.
 
-        Returns (topic, layers) pairs, and the position of the next page (None: this was the last).
-        Each topic comes once; one whose policy is set meanwhile may be missing.
+        Returns (topic, layers) pairs, and the position of the next page, or None after the last
+        page. Each topic is listed once; a topic whose policy is set meanwhile may be missing.
         """
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
@@ -146,7 +147,7 @@ class Admin(Protocol):
 
         Arguments: `before`, `after`: JSON; None for no record.
 
-        Returns False, and changes nothing, if the record is another one by now.
+        Returns False, and changes nothing, if the record has changed.
         """
 
     # Gates
@@ -158,9 +159,9 @@ class Admin(Protocol):
 
     def gate_reset(self, name: str, *, now_us: int | None = None) -> bool:
         """
-        Forget what a gate owes: its rate has the whole burst, and no cost holds it.
+        Clear the permits that a gate owes: its full burst is available again.
 
-        Its leases stay. Returns False if the gate is not defined.
+        Its leases are kept. Returns False if the gate is not defined.
         """
 
     def gate_list(self) -> list[dict[str, Any]]:
@@ -175,15 +176,15 @@ class Admin(Protocol):
         self, name: str, settings: Gate, *, layer: Layer = "code", now_us: int | None = None
     ) -> None:
         """
-        Set a topic group's weight, rate and concurrency in a layer, as a whole. Each setting of an
-        operator overrides the code's.
+        Replace a topic group's weight, rate and concurrency in a layer. Each operator setting
+        overrides the code's.
         """
 
     def topic_group_list(self) -> list[dict[str, Any]]:
         """
         List the topic groups that have settings, by name.
 
-        Returns a dict for each: as `gate_list`, and `weight`.
+        Returns a dict for each, as in `gate_list`, with `weight`.
         """
 
     # Topics
@@ -204,18 +205,20 @@ class Admin(Protocol):
         List topics by name, or the top topics of another order.
 
         Top lists are read from indexes by size class (about 10 % apart), so their cost does not
-        grow with the number of topics. Up to 1,000 lanes, all are compared. Among more, the first
-        250 of that order are compared (or 5 × `limit`); with a pattern, those of the first 1,000
-        that it covers. Among topics in buckets, the first 250 by name are compared.
+        grow with the number of topics. Up to 1,000 lanes are all compared. If more exist, the first
+        250 of that order (or 5 × `limit`) are compared; with a pattern, those among the first 1,000
+        that it covers. For topics in buckets, the first 250 by name are compared.
 
-        By `"backlog"`, topics that only have leases come last; those in buckets are left out.
+        With `"backlog"`, topics that only have leases come last, and topics in buckets are left
+        out.
 
-        By `"in-rate"` and `"failures"`, a shard knows the 1,000 topics with the highest
-        recent counts (see `shared.recent`), but none in buckets; by `"dead"`, it knows all.
+        With `"in-rate"` and `"failures"`, a shard knows the 1,000 topics with the highest recent
+        counts (see `shared.recent`), but none in buckets. With `"dead"`, it knows all.
 
-        Arguments: `pattern`: of topics, or of subscriptions (`orders.*#audit`; those among the
-        first 1,000 topics of `orders.*`, not by name); `limit`: the maximum number of topics;
-        `after`: a name, the last one of the previous page (only with the order `"name"`).
+        Arguments: `pattern`: a pattern of topics, or of subscriptions (`orders.*#audit`: those of
+        the first 1,000 topics of `orders.*`, not with the order `"name"`); `limit`: the maximum
+        number of topics; `after`: the last name of the previous page (only with the order
+        `"name"`).
 
         Raises UsageError for an unknown order.
         """
@@ -232,17 +235,17 @@ class Admin(Protocol):
         Read the next messages of a topic in the order of delivery, then the parked ones, then the
         delayed ones by due time. Changes nothing.
 
-        Arguments: `state`: only messages of this state; the leased ones by their `since`.
+        Arguments: `state`: only messages in this state; leased ones are ordered by `since`.
         """
 
     def lane_rates(self, limit: int, *, now_us: int | None = None) -> list[LaneRate]:
         """
-        Read how fast a sample of lanes delivers, to compare them. What this costs depends on
-        `limit` only.
+        Read the delivery rates of a sample of lanes, to compare them. The cost depends only on
+        `limit`.
 
-        The sample has the lanes with the largest backlogs, and if few are large, any others.
+        The sample contains the lanes with the largest backlogs and, if few are large, any others.
 
-        Arguments: `limit`: approximately how many lanes are read; those that cannot deliver now
+        Arguments: `limit`: the approximate number of lanes to read; lanes that cannot deliver now
         are left out of the answer.
         """
 
@@ -250,22 +253,22 @@ class Admin(Protocol):
         self, topic: str, until_us: Sequence[int], *, now_us: int | None = None
     ) -> list[int]:
         """
-        Count the delayed messages of a topic by when they are due.
+        Count the delayed messages of a topic by due time.
 
-        If a lane has more than `MAX_DELAYED_COUNTED`, an engine may count that many: those of
+        If a lane has more than `MAX_DELAYED_COUNTED`, an engine may count only that many: those of
         the highest priority that are due first.
 
         Arguments: `until_us`: the ends of the intervals in ascending order, in microseconds.
 
-        Returns how many are due before each end and not before the previous one; one more
-        number, the last, counts those that are due later.
+        Returns the number of messages due in each interval, and as an additional last number those
+        that are due later.
         """
 
     def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
         """
-        Remove all messages that wait, parked and delayed ones included. Leases stay valid.
+        Remove all waiting messages, including parked and delayed ones. Leases stay valid.
 
-        Returns how many were removed.
+        Returns the number of removed messages.
         """
 
     def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
@@ -279,8 +282,9 @@ class Admin(Protocol):
 
     def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
         """
-        Read the (scan cursor, done cursor) of each priority of a topic; priority 0 is always there.
-        If a lane has more than 500 priorities, only the highest ones are certain to be included.
+        Read the (scan cursor, done cursor) of each priority of a topic; priority 0 is always
+        included. If a lane has more than 500 priorities, only the highest ones are certain to be
+        included.
 
         All messages with sequence numbers up to the scan cursor were delivered at least once; all
         up to the done cursor are finished. If nothing is outstanding, both are the shard's last
@@ -296,10 +300,10 @@ class Admin(Protocol):
 
     def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
         """
-        Read a message that waits, is leased or is dead, or None if it does not exist.
+        Read a waiting, leased or dead message. Returns None if it does not exist.
 
-        Arguments: `topic`: needed for ids that the publisher chose. A generated id tells where
-        its message is.
+        Arguments: `topic`: required for ids that the publisher chose. A generated id locates its
+        message.
         """
 
     def explain(
@@ -321,24 +325,24 @@ class Admin(Protocol):
         now_us: int | None = None,
     ) -> MoveAnswer:
         """
-        Make a delayed message ready now, or make one that waits a dead letter.
+        Make a delayed message ready now, or make a waiting message a dead letter.
 
         The ready message becomes the last one of its priority, and waits for the limits of its
         topic. `Results.cancel` removes a message.
 
-        Arguments: `topic`: as in `find`; `to`: `"ready"` or `"dead"`; `reason`: the
-        reason of a dead letter.
+        Arguments: `topic`: as in `find`; `to`: `"ready"` or `"dead"`; `reason`: the dead letter's
+        reason.
         """
 
     def topic_back_off(self, topic: str, by_us: int, *, now_us: int | None = None) -> int:
         """
         Let a topic back off, as if its destination were unavailable: nothing is delivered for
-        `by_us` microseconds, then one message after the other until one is acked. 0 ends it.
+        `by_us` microseconds, then one message at a time until one is acked. 0 ends the back-off.
 
-        It holds for the lanes that exist; a topic in which nothing waits or is leased may have
-        none. A bucket backs off as a whole.
+        It applies to existing lanes; a topic in which nothing waits or is leased may have none. A
+        bucket backs off as a whole.
 
-        Returns how many lanes there are.
+        Returns the number of lanes.
         """
 
     # Dead letters
@@ -369,11 +373,11 @@ class Admin(Protocol):
         attempts.
 
         The n-th of this call, counted from 0, is due `first_us` + n · `spacing_us` microseconds
-        from now. A caller redrives many at a rate with several calls, each one transaction.
+        from now. To redrive many at a rate, make several calls; each is one transaction.
 
-        Arguments: `topic`, `ids`: which ones, or None for all; `limit`: the maximum number.
+        Arguments: `topic`, `ids`: which dead letters, or None for all; `limit`: the maximum number.
 
-        Returns how many were put back.
+        Returns the number of messages put back.
         """
 
     def dead_drop(
@@ -385,9 +389,9 @@ class Admin(Protocol):
         now_us: int | None = None,
     ) -> int:
         """
-        Delete dead letters, the oldest first. Arguments as in `dead_redrive`.
+        Delete dead letters, the oldest first. The arguments are those of `dead_redrive`.
 
-        Returns how many were deleted.
+        Returns the number of deleted dead letters.
         """
 
     # The namespace
@@ -396,7 +400,7 @@ class Admin(Protocol):
         """
         Read the store's clock, which never goes back, in microseconds since 1970.
 
-        Arguments: `topic`: read the clock of the shard that has its messages.
+        Arguments: `topic`: read the clock of the shard that holds its messages.
         """
 
     def overview(self, *, now_us: int | None = None) -> Overview:
@@ -404,25 +408,25 @@ class Admin(Protocol):
 
     def store_parts(self) -> list[StorePart]:
         """
-        Report what the files or servers of the namespace use and have left. The cost does not
-        depend on what they hold.
+        Report the used and free space of the namespace's files or servers. The cost does not depend
+        on their content.
         """
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         """
         Check the store, including whether its indexes and counters agree with its messages.
 
-        Arguments: `repair`: correct what does not agree.
+        Arguments: `repair`: correct inconsistencies.
 
         Returns the findings, including the good ones.
         """
 
     def doctor_steps(self, pause: Callable[[float], object]) -> Iterator[DoctorStep]:
         """
-        Check as `doctor` without repairs, in small steps during normal work: it holds no one up
-        for longer than a small read does, and pauses as long as it reads.
+        Check like `doctor` without repairs, in small steps during normal work. Each step blocks
+        other callers no longer than a small read; the pauses are as long as the reads.
 
-        Arguments: `pause`: called with seconds to wait, even within a step. If it returns True,
+        Arguments: `pause`: called with the seconds to wait, even within a step. If it returns True,
         the check ends.
 
         Yields steps; the last one has the findings.

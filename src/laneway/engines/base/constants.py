@@ -1,4 +1,4 @@
-"""Headers, prefixes and limits that every engine shares; their Lua copies are tested equal."""
+"""Headers, prefixes and limits that all engines share; a test compares the copies in Lua."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from laneway import headers
 
 RESULT_TTL_HEADER = headers.RESULT_TTL
 """
-A message with this header has a stored result.
-The value is how many seconds its outcome is kept after an ack and after any other end: "600,86400".
+A message with this header has a stored result. The value gives the seconds for which its outcome is
+kept after an ack and after any other end: "600,86400".
 """
 
 SIGNALS_HEADER = headers.SIGNALS
 """
-A message with this header waits for signals (`Draft.signal`); the value is how many.
-It is delayed until all of them arrived. Their bodies follow its own in `Lease.bodies`.
+A message with this header waits for signals (`Draft.signal`); the value is their number. It is
+delayed until all of them have arrived. Their bodies follow its own in `Lease.bodies`.
 """
 
 FLOW_HEADER = headers.FLOW
@@ -59,8 +59,8 @@ Bounds the time that a lease call spends on housekeeping.
 
 BACK_OFF_FIRST_US, BACK_OFF_MAX_US = 1_000_000, 300_000_000
 """
-How long a topic backs off if its destination did not say: 1 s, doubled by each failing probe,
-at most 5 min.
+How long a topic backs off if its destination named no time: 1 s, doubled by each failing probe, at
+most 5 min.
 """
 
 MAX_PASSED_OVER = 1_000
@@ -80,5 +80,5 @@ STICKY_US = 24 * 3_600_000_000
 
 HEARTBEAT_TIMEOUT = 9.0
 """
-Seconds without a heartbeat after which a worker counts as dead by default, and its leases are over.
+Seconds without a heartbeat after which a worker counts as dead by default, and its leases end.
 """

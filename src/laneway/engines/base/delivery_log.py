@@ -26,7 +26,7 @@ class DeliveryLog(Protocol):
     """
     The delivery log of a namespace. `laneway.push` writes it.
 
-    Writing and reading the entries of a topic must not cost more with millions of topics.
+    The cost of writing and reading a topic's entries must not grow with the number of topics.
     """
 
     def delivery_log_append(
@@ -41,12 +41,12 @@ class DeliveryLog(Protocol):
         """
         Append entries, and remove some of the oldest ones beyond the limits.
 
-        They need not survive a power cut, whatever the durability of messages is. Each gets a
-        number, larger than all others of its shard.
+        Entries need not survive a power cut, whatever the messages' durability. Each entry gets a
+        number larger than all others of its shard.
 
-        Arguments: `keep_us`: how long entries are kept, in microseconds; `max_bytes`: about how
-        large the log may be; `from_us`: entries of another store: they get numbers from this time
-        on, if that is later than the newest entry.
+        Arguments: `keep_us`: how long entries are kept, in microseconds; `max_bytes`: the
+        approximate maximum size of the log; `from_us`: for entries of another store: they get
+        numbers from this time on, if it is later than the newest entry.
         """
 
     def delivery_log_read(
@@ -61,7 +61,7 @@ class DeliveryLog(Protocol):
         Read entries, the newest first.
 
         Arguments: `topic`: None for all topics; `before`: the number of the previous page's last
-        entry; `until_us`: only what was appended until then.
+        entry; `until_us`: only entries that were appended until then.
 
         Returns (number, entry) pairs; numbers are at most 2^63.
         """

@@ -1,4 +1,4 @@
-"""Records of elections: who holds which term. `laneway.cluster` decides what they contain."""
+"""Records of elections: the holders of terms. `laneway.cluster` defines their content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Elections(Protocol):
     One record for each election, changed by compare and swap, and the clock for its times.
 
     The rules of terms are in `laneway.cluster.term_store`, the same for all engines: a caller reads
-    the record and the time, decides, and swaps. A record that was changed in between stays.
+    the record and the time, decides, and swaps. The swap fails if the record changed in between.
     """
 
     def election_read(self, name: str, *, now_us: int | None = None) -> tuple[bytes | None, int]:
@@ -30,11 +30,13 @@ class Elections(Protocol):
         Replace an election's record if it is still `before` (compare and swap).
 
         Arguments: `before`, `after`: JSON; None for no record. `durable`: whether the change is as
-        durable as a message. Renewals need not be where a failure that undoes one, like a power
-        cut, also ends the holder.
+        durable as a message. Renewals need not be durable if a failure that undoes one, such as a
+        power cut, also ends the holder.
 
-        Returns False, and changes nothing, if the record is another one by now.
+        Returns False, and changes nothing, if the record has changed.
         """
 
     def elections(self, *, limit: int = 1000, after: str = "") -> list[str]:
-        """The names of the elections that have a record, in order, from the one after `after`."""
+        """
+        List the names of the elections that have a record, in order, from the one after `after`.
+        """

@@ -1,4 +1,4 @@
-"""What happened so far, by tier and policy pattern, and where the history is kept."""
+"""Counters by tier and policy pattern, and the storage of the history."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 OTHER_PATTERNS = "(other)"
-"""The pattern under which an engine counts what is beyond `MAX_TALLIES`."""
+"""The pattern under which an engine counts all patterns beyond `MAX_TALLIES`."""
 
 MAX_TALLIES = 100
 """
-The most pairs of tier and pattern that a shard counts apart. Each tier beyond them has one more
-pair, with `OTHER_PATTERNS`.
+The maximum number of pairs of tier and pattern that a shard counts separately. Each tier beyond
+them has one more pair, with `OTHER_PATTERNS`.
 """
 
 WAIT_BOUNDS_US = (
@@ -35,13 +35,13 @@ WAIT_BOUNDS_US = (
     86_400_000_000,
 )
 """
-The upper bounds, exclusive, of the classes of waiting times, in microseconds; the last class, which
-is one more, has none.
+The upper bounds, exclusive, of the classes of waiting times, in microseconds; an additional last
+class has none.
 """
 
 NOISY_PART = 100
 MOST_NOISY = 1000
-"""Of so many lanes one is noisy; at most `MOST_NOISY` are."""
+"""One lane in this many is noisy, at most `MOST_NOISY` lanes."""
 
 
 class Tally(msgspec.Struct, array_like=True, gc=False):
@@ -50,12 +50,12 @@ class Tally(msgspec.Struct, array_like=True, gc=False):
 
     - `pattern`: `"*"` includes topics that no pattern covers; `OTHER_PATTERNS`: the engine counts
       no further patterns separately.
-    - `published` … `merged`: how often, since the store began to count. A message that merged into
-      a waiting one counts as merged only.
-    - `throttled_us`: for how long rates held ready messages back, in microseconds, summed over all
+    - `published` … `merged`: counts since the store began to count. A message that merged into a
+      waiting one counts only as merged.
+    - `throttled_us`: for how long rates held back ready messages, in microseconds, summed over all
       topics.
     - `waiting`: messages that wait now. If a pattern was added or removed meanwhile, a message may
-      be counted where it was published.
+      still be counted under its pattern at publish.
     """
 
     tier: str
@@ -72,11 +72,11 @@ class Tally(msgspec.Struct, array_like=True, gc=False):
 
 class WaitCounts(msgspec.Struct, array_like=True, gc=False):
     """
-    How long the delivered messages of a tier had waited since they were published or due: how many
-    in each class of `WAIT_BOUNDS_US`, in the noisy topics and in the others.
+    How long a tier's delivered messages had waited since they were published or due: the numbers in
+    each class of `WAIT_BOUNDS_US`, for noisy topics and for the others.
 
-    Noisy are the topics with the largest backlogs: one in `NOISY_PART`, and at least one. What
-    waited for its topic's own rate counts as noisy.
+    The noisy topics are those with the largest backlogs: one in `NOISY_PART`, and at least one. A
+    message that waited for its topic's own rate counts as noisy.
     """
 
     tier: str
@@ -113,10 +113,10 @@ class History(Protocol):
         """
         Write records of the history, if the record `name` is still `before` (compare and swap).
 
-        They need not survive a power cut, whatever the durability of messages is.
+        They need not survive a power cut, whatever the messages' durability.
 
         Arguments: `before`: the record, or None if it does not exist; `records`: records by name;
         they stay until they are replaced.
 
-        Returns False, and writes nothing, if the record is another one by now.
+        Returns False, and writes nothing, if the record has changed.
         """

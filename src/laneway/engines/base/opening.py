@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 Durability = Literal["memory", "fsync", "replicated"]
 """
-What is certain once `Queue.put` returns.
+The guarantee once `Queue.put` returns.
 
-`"memory"`: the store has the messages, perhaps only in its memory; a crash may lose the last ones.
+`"memory"`: the store has the messages, possibly only in memory; a crash may lose the last ones.
 `"fsync"`: they are on disk. `"replicated"`: another machine has them too.
 """
 
 
 class Capabilities(msgspec.Struct, frozen=True):
     """
-    What an engine can do. Callers and tests use these claims, never the engine's name.
+    What an engine supports. Callers and tests use these flags, never the engine's name.
 
     - `name`: for logs and reports, such as `"sqlite"`.
     - `durability`: the levels that this store can offer.
@@ -61,11 +61,12 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What the application sets when it opens an engine.
+    The application's settings for opening an engine.
 
     - `namespace`: the separate set of topics to open.
     - `durability`: None for the engine's default.
-    - `tiers`: the tiers that the program declares. None: those in the store, or the default ones.
+    - `tiers`: the tiers that the program declares, or None for those in the store or the default
+      ones.
     - `default_tier`: the tier of topics whose policy names none.
     - `max_backlog` (messages), `max_backlog_bytes`, `on_full`: limit the whole namespace.
     - `create`: if False, a store that does not exist is an error.
@@ -117,9 +118,9 @@ class OpenEngine(Protocol):
 
     The entry point's name is the scheme of the engine's URLs.
 
-    The opener of an engine with a server may have a method `check_server(url) -> list[Check]`: it
-    checks whether the server can hold a namespace, and creates nothing there. `laneway doctor`
-    calls it before it opens the engine.
+    The opener of an engine with a server may have a method `check_server(url) -> list[Check]`,
+    which checks whether the server can hold a namespace, and creates nothing there. `laneway
+    doctor` calls it before it opens the engine.
     """
 
     def __call__(self, url: str, settings: Settings) -> FullEngine:
@@ -127,5 +128,5 @@ class OpenEngine(Protocol):
         Open the store that the URL names, or create it if `settings.create` allows.
 
         Raises EngineUnavailable if the store cannot be reached or does not exist, SchemaMismatch if
-        another version of Laneway wrote it, UsageError for a URL or setting that is not valid.
+        another version of Laneway wrote it, UsageError for an invalid URL or setting.
         """

@@ -1,4 +1,4 @@
-"""Coordination of the programs in one namespace: which workers are alive."""
+"""Coordination of a namespace's programs: which workers are alive."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ MAX_WORKER_TEXT = 512
 """The longest text in `WorkerFacts`, in characters; longer ones are cut."""
 
 MAX_WORKER_NAMES = 100
-"""The most pools, topics and patterns in `WorkerFacts`, each; the others are left out."""
+"""The maximum number each of pools, topics and patterns in `WorkerFacts`; others are left out."""
 
 MAX_BUSY_TOPICS = 20
-"""The most topics in `WorkerFacts.busy_topics`."""
+"""The maximum number of topics in `WorkerFacts.busy_topics`."""
 
 MAX_BUSY_PATTERNS = 10
-"""The most patterns in `WorkerFacts.slots`."""
+"""The maximum number of patterns in `WorkerFacts.slots`."""
 
 MAX_HANDLERS = 50
-"""The most handlers in `WorkerFacts.durations`; the others count as `OTHER_HANDLERS`."""
+"""The maximum number of handlers in `WorkerFacts.durations`; others count as `OTHER_HANDLERS`."""
 
 OTHER_HANDLERS = "(other)"
 
 WorkerState = Literal["running", "stopping", "dead"]
 """
-The state of a worker: it takes messages; it only ends what runs; or it has not sent a heartbeat in
-time.
+The state of a worker: it takes messages; it only finishes running handlers; or its heartbeat is
+overdue.
 """
 
 
 class RunningMessage(msgspec.Struct, frozen=True):
-    """A message whose handler runs. `since_us`: when the handler began, in microseconds."""
+    """A message whose handler is running. `since_us`: when the handler began, in microseconds."""
 
     topic: str
     id: str
@@ -53,23 +53,23 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     - `id`: unique among all workers.
     - `host`, `pid`: where it runs.
-    - `program`, `version`: of the application; `laneway`: the version of Laneway.
+    - `program`, `version`: the application's; `laneway`: the version of Laneway.
     - `pools`: the pools that it serves.
-    - `topics`: the only topics that it serves, in their order; None: all topics of the pools.
-    - `patterns`: patterns that cover the topics of its handlers; None: any topic.
-    - `is_cut`: names of `pools`, `topics` or `patterns` were left out, because they are too many.
+    - `topics`: the only topics that it serves, in order, or None for all topics of the pools.
+    - `patterns`: patterns that cover the topics of its handlers, or None for any topic.
+    - `is_cut`: `pools`, `topics` or `patterns` had too many names, and some were left out.
     - `concurrency`: the maximum number of concurrent handlers; `busy`: how many run.
-    - `busy_topics`: topics whose handlers run, and how many of them, as a mean of the last
-      heartbeats; the `MAX_BUSY_TOPICS` with most.
-    - `slots`: by pattern of its handlers: how many run, and for how many seconds the one has that
-      runs longest; the `MAX_BUSY_PATTERNS` with most.
-    - `durations`: by handler or task, since the worker began: how many attempts failed, then how
-      many attempts took how long, by class of `WAIT_BOUNDS_US` and without the zeros at the end.
-      If several messages end together, one counts for all.
+    - `busy_topics`: topics with running handlers, and the mean number of running handlers over the
+      last heartbeats; the `MAX_BUSY_TOPICS` largest.
+    - `slots`: by pattern of its handlers: how many run, and for how many seconds the longest one
+      has run; the `MAX_BUSY_PATTERNS` largest.
+    - `durations`: by handler or task, since the worker began: the number of failed attempts, then
+      the numbers of attempts by duration, in the classes of `WAIT_BOUNDS_US`, without trailing
+      zeros. If several messages end together, one counts for all.
     - `keys`: names of the keys that it has for endpoint secrets, or None if it does not push.
-    - `leased`: the leases that it holds. `held`: the handles of at most `MAX_WORKER_NAMES` of them,
+    - `leased`: how many leases it holds. `held`: the handles of at most `MAX_WORKER_NAMES` of them,
       the oldest first.
-    - `oldest`: the message whose handler has run longest, or None if no handler runs.
+    - `oldest`: the message whose handler has run longest, or None if no handler is running.
     - `loop_lag`: seconds that its event loop needed to respond; it grows while a handler blocks it.
     - `stopping`: it no longer leases messages.
     """
@@ -101,10 +101,10 @@ class WorkerView(msgspec.Struct, kw_only=True):
     """
     A worker in the list. Times are microseconds, by the store's clock.
 
-    - `facts`: what it reported with its last heartbeat.
+    - `facts`: the content of its last heartbeat.
     - `state`: by its last heartbeat and the store's clock.
     - `started_us`: its first heartbeat; `beat_us`: its last one.
-    - `dead_us`: when it counts as dead without another one.
+    - `dead_us`: when it counts as dead without another heartbeat.
     """
 
     facts: WorkerFacts
@@ -122,9 +122,9 @@ class Coordination(Protocol):
         self, facts: WorkerFacts, *, dead_after_us: int, listed_us: int, now_us: int | None = None
     ) -> int:
         """
-        Store a worker's heartbeat, which replaces the one before. Wakes nobody.
+        Store a worker's heartbeat, which replaces the previous one. Sends no notification.
 
-        A heartbeat need not survive a power cut, whatever the durability of messages is.
+        A heartbeat need not survive a power cut, whatever the messages' durability.
 
         Arguments: `facts`: texts are cut to `MAX_WORKER_TEXT`, lists to `MAX_WORKER_NAMES`;
         `dead_after_us`: in how many microseconds the worker counts as dead without another
@@ -134,7 +134,7 @@ class Coordination(Protocol):
         """
 
     def leave(self, worker_id: str) -> None:
-        """Take a worker off the list, because it has stopped in order."""
+        """Remove a worker from the list because it has stopped normally."""
 
     def workers(
         self,
@@ -147,7 +147,7 @@ class Coordination(Protocol):
         """
         List workers in the order of their ids, including dead ones.
 
-        Arguments: `limit`: the maximum number; `after`: the last id of the page before; `pool`:
+        Arguments: `limit`: the maximum number; `after`: the last id of the previous page; `pool`:
         only workers that serve it.
         """
 
@@ -155,7 +155,7 @@ class Coordination(Protocol):
         """
         Visit these shards first when this engine object leases from the pool.
 
-        Other shards are visited when these have nothing, and in one lease of ten in any case. An
+        Other shards are visited if these have no messages, and in one lease of ten in any case. An
         engine with one shard does nothing. Arguments: `shards`: all or none of them means no
         preference.
         """

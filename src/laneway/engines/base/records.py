@@ -18,21 +18,21 @@ RecordKind = Literal[
     "token",
 ]
 """
-What a record is about.
+The kinds of records.
 
-`"gateway"`: what all gateways of a namespace share. `"token"`: a token of the gateway's API.
-`"session"`: a browser's session that has ended early. `"audit"`: a change that was made through the
-API. `"command"`: one to a worker, or its answer. `"endpoint"`: where a topic's messages are pushed
-to; its name is the topic's. `"copying"`: a subscription that does not have all copies of what
-waited in its topics yet. `"endpoint_state"`: an endpoint that is not healthy; its name is the state
-and the topic.
+`"gateway"`: the shared state of a namespace's gateways. `"token"`: a token of the gateway's API.
+`"session"`: a browser session that has ended early. `"audit"`: a change that was made through the
+API. `"command"`: a command to a worker, or its answer. `"endpoint"`: the endpoint to which a
+topic's messages are pushed; its name is the topic's. `"copying"`: a subscription that does not yet
+have copies of all messages that waited in its topics. `"endpoint_state"`: an endpoint that is not
+healthy; its name consists of the state and the topic.
 
-There may be millions of endpoints and states, so reading and changing one, and listing a page of
-them, must not cost more then. Of the others there are thousands at most.
+A namespace may have millions of endpoints and states; their number must not raise the cost of
+reading or changing one, or of listing a page. The other kinds have at most thousands of records.
 """
 
 RecordChange = tuple[str, "bytes | None", "bytes | None"]
-"""A record's name, what it was (`before`), and what it becomes (`after`)."""
+"""A record's name, its expected value (`before`), and its new value (`after`)."""
 
 
 @runtime_checkable
@@ -57,12 +57,12 @@ class Records(Protocol):
 
         Arguments: `before`, `after`: JSON; None for no record.
 
-        Returns False, and changes nothing, if the record is another one by now.
+        Returns False, and changes nothing, if the record has changed.
         """
 
     def record_swap_many(self, kind: RecordKind, changes: Sequence[RecordChange]) -> list[bool]:
         """
-        As `record_swap`, for many different records in one call, each on its own. Returns for
+        Like `record_swap`, for many different records in one call, each independently. Returns for
         each whether it was replaced.
         """
 

@@ -1,4 +1,4 @@
-"""What the store keeps of a message, by its topic and id: its outcome and its progress."""
+"""Stored outcomes and progress of messages, by topic and id."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ class Results(Protocol):
 
     def delete_result(self, message_id: str, topic: str | None = None) -> None:
         """
-        Delete the stored outcome and progress of a message, if there are any. `topic`: as in
-        `results`.
+        Delete the stored outcome and progress of a message, if any. `topic`: as in `results`.
         """
 
     def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         """
         Publish an `ENDED` message that carries `follower` when this message ends.
 
-        Arguments: `follower`: JSON. The end notice goes to the topic of the message that ended.
+        Arguments: `follower`: JSON. The end notice is published to the topic of the message that
+        ended.
 
         Returns the outcome if the message has already ended, else None.
 
-        Raises UsageError if the message is unknown, or its end will not be stored (it has no
+        Raises UsageError if the message is unknown, or if its outcome will not be stored (it has no
         `RESULT_TTL_HEADER`).
         """
 
@@ -72,8 +72,7 @@ class Results(Protocol):
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
     ) -> CancelAnswer:
         """
-        Remove a message, whatever it waits for; if it is leased, end the lease and notify its
-        worker (`ABORT`).
+        Remove a waiting message; if it is leased, end the lease and notify its worker (`ABORT`).
 
         If the message has a stored result, its outcome becomes `"cancelled"`.
         """

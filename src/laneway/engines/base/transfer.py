@@ -1,4 +1,4 @@
-"""Moving messages to another store while both are in use: `laneway migrate`."""
+"""Move messages to another store while both are in use: `laneway migrate`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from laneway.policy import Gate, Layer
 
 ImportAnswer = Literal["accepted", "duplicate"]
-"""The answers of `Transfer.import_`; `"duplicate"`: the id is known here already."""
+"""The answers of `Transfer.import_`; `"duplicate"`: the id is already known here."""
 
 
 class ExportedMessage(msgspec.Struct, kw_only=True):
     """
-    A message on its way to another store, with all of its state. Times are microseconds.
+    A message on its way to another store, with its complete state. Times are microseconds.
 
     - `number`: the number of the message in its source.
-    - `bodies`: one, or several that were merged.
+    - `bodies`: one body, or several that were merged.
     - `serial`: how the message treats its key (`"hold"` or `"yield"`), from the policy when
       it was published, or None if it is not serial.
     - `merges`: whether it merges with others of its key.
     - `joined`: ids of messages that were merged into it.
-    - `unhandled_us`, `unhandled_times`: since when, and how often, no worker had a handler for it.
+    - `unhandled_us`: since when no worker had a handler for it; `unhandled_times`: how many times.
     - `history`: (time, what happened, error) of its failures, the last 20.
     - `death`: (time, end of retention, reason, error) if it is a dead letter.
     """
@@ -58,7 +58,7 @@ class SpoolBatch(NamedTuple):
     """
     The last batch of a spool that a store has taken, see `Queue.forward`.
 
-    - `taken`: the keys of its messages that the store has, see `forwarded_key`.
+    - `taken`: the keys of its messages that the store has taken, see `forwarded_key`.
     - `at_us`: when the store took the last of them.
     """
 
@@ -77,9 +77,10 @@ class Transfer(Protocol):
         Take up to `limit` messages out of their lanes, in the order of delivery, dead letters last.
         Leased messages stay.
 
-        Exported messages cannot be leased, but stay in the store until `confirm_export`. Those that
-        an earlier call exported and nothing confirmed are returned first, so an interrupted
-        migration can be repeated. Empty: nothing is left but leased messages.
+        Exported messages cannot be leased, but stay in the store until `confirm_export`. Messages
+        that an earlier call exported and that were not confirmed are returned first, so an
+        interrupted migration can be repeated. Returns an empty list if only leased messages are
+        left.
         """
 
     def confirm_export(self, exported_messages: Sequence[ExportedMessage]) -> None:
@@ -87,7 +88,7 @@ class Transfer(Protocol):
 
     def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
         """
-        Store messages that another store exported. Importing the same ones twice is harmless.
+        Store messages that another store exported. Importing the same messages twice is harmless.
 
         Returns an answer for each, in their order.
         """
@@ -96,7 +97,7 @@ class Transfer(Protocol):
         """
         Iterate over the ids of finished messages that are still known for `dedupe`.
 
-        Yields (topic, id, until when it is known, in microseconds, or None for forever).
+        Yields (topic, id, the time until which it is known in microseconds, or None for forever).
         """
 
     def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
@@ -104,15 +105,15 @@ class Transfer(Protocol):
 
     def spool_batches(self) -> Iterator[SpoolBatch]:
         """
-        Iterate over the last batch of each spool. Several shards have taken parts of one batch, so
-        a spool may appear several times.
+        Iterate over the last batch of each spool. Several shards may have taken parts of a batch,
+        so a spool may appear several times.
         """
 
     def import_spool_batches(self, batches: Sequence[SpoolBatch]) -> None:
         """
-        Remember on each shard what another store has taken of these batches, so that a repeat of
-        them is `"duplicate"` here, too. A later batch of the same spool, which this store has taken
-        itself, stays.
+        Record on each shard which messages of these batches another store has taken, so that a
+        repeat is `"duplicate"` here too. A later batch of the same spool that this store has taken
+        itself is kept.
         """
 
     def gate_layers(self) -> list[tuple[str, Layer, Gate]]:

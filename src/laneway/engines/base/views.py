@@ -1,4 +1,4 @@
-"""What administration reads: topics, messages, tiers, the namespace, the doctor's findings."""
+"""Views for administration: topics, messages, tiers, the namespace, the doctor's findings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LaneState = Literal["runnable", "asleep", "full", "at_gate", "paused", "idle"]
 """
 The state of a lane, and of a topic. `laneway.engines.shared.states` draws the transitions.
 
-`"asleep"`: until its rate has a permit or its back-off is over. `"full"`: as many leases as its
+`"asleep"`: until its rate has a permit or its back-off ends. `"full"`: it has as many leases as its
 concurrency allows. `"at_gate"`: it waits for a gate.
 """
 
 MAX_DELAYED_COUNTED = 20_000
-"""Delayed messages of a lane that `Admin.delayed_counts` counts at least."""
+"""The minimum number of a lane's delayed messages that `Admin.delayed_counts` must count."""
 
 HeldState = Literal["ready", "delayed", "parked", "leased"]
 """The states of messages that `Admin.topic_peek` selects: all but dead letters."""
@@ -27,7 +27,7 @@ HELD_STATES: tuple[HeldState, ...] = get_args(HeldState)
 """The same, as values."""
 
 ExplainedState = Literal[MessageState, "finished", "unknown"]
-"""The states of `Explanation`; finished ids are known as long as `dedupe` says."""
+"""The states of `Explanation`; finished ids are known for the policy's `dedupe`."""
 
 IdState = Literal["unknown", "waiting", "leased", "finished", "dead"]
 """The answers of `Admin.lookup`."""
@@ -37,14 +37,14 @@ MoveTarget = Literal["ready", "dead"]
 
 MoveAnswer = Literal["moved", "waiting", "leased", "dead", "unknown"]
 """
-The answers of `Admin.message_move`. But for `"moved"` nothing was changed.
+The answers of `Admin.message_move`. All but `"moved"` mean that nothing was changed.
 
-`"waiting"`: it should be ready, and is ready or parked already, or waits for signals. `"leased"`,
-`"dead"`: so is the message. `"unknown"`: there is no such message.
+`"waiting"`: a message to be made ready is already ready or parked, or waits for signals.
+`"leased"`, `"dead"`: the message's state. `"unknown"`: the message does not exist.
 """
 
 BY_OPERATOR = "an operator ended it"
-"""The reason of a dead letter that an operator made of a message."""
+"""The reason of a dead letter that an operator made."""
 
 TopicOrder = Literal["name", "backlog", "age", "rate", "throttled", "in-rate", "failures", "dead"]
 """The orders of `Admin.topic_list`."""
@@ -54,22 +54,22 @@ class TopicStats(msgspec.Struct, gc=False):
     """
     One topic.
 
-    - `waiting` = `ready` + `delayed` + `parked`; `bytes`: the size of the bodies that wait.
-    - `oldest_us`: the `since` of the oldest message that waits, in microseconds, or None if
-      nothing waits.
-    - `wake_us`: when it can deliver again, if it is asleep.
-    - `backs_off_until_us`: until when it backs off, because its destination is unavailable.
+    - `waiting` = `ready` + `delayed` + `parked`; `bytes`: the size of the waiting bodies.
+    - `oldest_us`: the `since` of the oldest waiting message, in microseconds, or None if nothing
+      waits.
+    - `wake_us`: when the topic can deliver again, if it is asleep.
+    - `backs_off_until_us`: until when the topic backs off because its destination is unavailable.
     - `published` … `removed`: counters since the topic was last empty and deleted from the store.
       `removed` counts messages that were purged, deleted, or dropped by a full backlog.
-    - `throttled_us`: for how long a rate has held ready messages back, in microseconds; the time
-      until the next delivery is not counted before it has passed.
+    - `throttled_us`: for how long a rate has held back ready messages, in microseconds; the time
+      until the next delivery counts only after it has passed.
     - `rate_now`: recent deliveries per second.
     - `in_rate`: recently published messages per second, and `failure_rate`: failed attempts per
       second in the last minutes; None if not read. Only `Admin.topic_list` by `"in-rate"` or
       `"failures"` reads them.
-    - `worker_time`: how many handlers it keeps busy, as workers report it; None if not read. Only
-      the list by `"worker-time"` has it, see `laneway.admin.top_topics`.
-    - `group`: the group in which it competes with other topics, or None.
+    - `worker_time`: how many handlers the topic keeps busy, as reported by workers; None if not
+      read. Only the list by `"worker-time"` has it, see `laneway.admin.top_topics`.
+    - `group`: the group in which the topic competes with others, or None.
     - `limit`: how many leases `concurrency="auto"` admits now, for all its lanes together, or None
       if its concurrency does not adapt or no limit is stored.
     - `cursors`: (scan cursor, done cursor) by priority; only from `Admin.topic_stats`. A priority
@@ -110,12 +110,12 @@ class TopicStats(msgspec.Struct, gc=False):
 
 class MessageView(msgspec.Struct, gc=False, kw_only=True):
     """
-    One message as administration sees it. Times are microseconds.
+    The administration's view of a message. Times are microseconds.
 
     - `seq`: its sequence number. `since_us`: the time by which equal priorities are ordered.
-    - `handle`, `fence`, `leased_us`, `deadline_us`, `holder`: of its lease, if it is leased.
+    - `handle`, `fence`, `leased_us`, `deadline_us`, `holder`: its lease, if it is leased.
     - `bodies`: all bodies, if several were merged.
-    - `reason`, `error`, `died_us`: if it is a dead letter.
+    - `reason`, `error`, `died_us`: only for a dead letter.
     - `history`: its last 20 failures, each `{"at_us", "what", "error"}`.
     """
 
@@ -174,10 +174,10 @@ Cause = Literal[
     "endpoint",
 ]
 """
-The kinds of reasons. `unserved`: no worker serves it; `unhandled`: those that do have no handler;
-`worker`: nothing but a free worker is missing; `full`: its concurrency. Of a message that has
-ended, `sent`: the last request to its endpoint; `events`: its endpoint takes some types only.
-`endpoint`: what the endpoint answers for which its topic backs off.
+The kinds of reasons. `unserved`: no worker serves it; `unhandled`: the workers that serve it have
+no handler; `worker`: only a free worker is missing; `full`: its concurrency. For a message that has
+ended, `sent`: the last request to its endpoint; `events`: its endpoint takes only some types.
+`endpoint`: the endpoint's answer that made its topic back off.
 """
 
 
@@ -186,10 +186,10 @@ class Explanation(msgspec.Struct, kw_only=True):
     What a message waits for. Times are microseconds.
 
     - `reasons`: one sentence each, the decisive one first. `causes`: the kind of each.
-    - `busy_with`: the id of the message that its serial key is busy with.
+    - `busy_with`: the id of the message that occupies its serial key.
     - `starts_us`: when it will probably start, or None if that cannot be predicted.
     - `now_us`: the store's clock.
-    - `ahead`: messages of its lane that are ahead of it.
+    - `ahead`: the number of messages ahead of it in its lane.
     - `message`: the message, unless it is finished or unknown.
     """
 
@@ -205,7 +205,7 @@ class Explanation(msgspec.Struct, kw_only=True):
     busy_with: str | None = None
 
     def add(self, cause: Cause, reason: str, at: int | None = None) -> None:
-        """Add a reason at its end, or at a place."""
+        """Add a reason at the end, or at a position."""
         at = len(self.reasons) if at is None else at
         self.reasons.insert(at, reason)
         self.causes.insert(at, cause)
@@ -235,9 +235,9 @@ class TierStats(msgspec.Struct, gc=False):
 
 class DoctorStep(msgspec.Struct, frozen=True):
     """
-    The progress of the doctor's check: `done` of `total` parts, whatever a part is.
+    The progress of the doctor's check: `done` of `total` parts of any size.
 
-    `checks`: what it found, with the last step.
+    `checks`: the findings, with the last step.
     """
 
     done: int
@@ -256,7 +256,7 @@ class Overview(msgspec.Struct, kw_only=True):
     """
     The whole namespace. Reading it costs the same for any number of topics.
 
-    - `topics`: those that have something waiting or leased, or a limit that has not recovered yet.
+    - `topics`: those with waiting or leased messages, or with a limit that has not yet recovered.
     - `published` … `removed`: counters since the namespace was created.
     - `last_number`: the last sequence number; with several shards, the largest.
     """
@@ -284,14 +284,14 @@ class StorePart(msgspec.Struct, frozen=True, kw_only=True):
     A file or server that keeps the namespace, or a part of it.
 
     - `name`: for display. `what`: its product and version, or the file's purpose.
-    - `shards`: how many shards of the namespace it has; 0 for a file without one, such as a
+    - `shards`: how many shards of the namespace it holds; 0 for a file without shards, such as a
       delivery log.
-    - `used`: bytes of the file, or of the server's memory, of all its namespaces.
+    - `used`: bytes of the file, or of the server's memory, for all its namespaces.
     - `free`: bytes by which it may still grow, on the disk or below the server's `maxmemory`, or
       None if unknown or unlimited.
     - `log`: bytes of its write-ahead log or append-only file, or None without one.
     - `per_second`: commands that a server ran recently, or None if it does not count them.
-    - `seconds`: how long it took to answer this.
+    - `seconds`: how long this answer took.
     """
 
     name: str
@@ -308,7 +308,7 @@ class Check(msgspec.Struct, frozen=True):
     """
     One finding of the doctor.
 
-    - `ok`: False if something is wrong; `advice` tells what to do.
+    - `ok`: False if something is wrong; `advice` explains what to do.
     - `available`: False if nothing is wrong, but this cannot be checked or used here.
     """
 

@@ -13,19 +13,18 @@ if TYPE_CHECKING:
 
 class ResultListener(Protocol):
     """
-    Is notified when the stored results of messages change, when leases are aborted, and when a
-    watched topic changes.
+    A listener that is notified when the stored results of messages change, when leases are aborted,
+    and when a watched topic changes.
 
     `poll` and `close` belong to one thread; any thread may call the other methods.
     """
 
     def subscribe(self, *names: str) -> None:
         """
-        Subscribe to these names of `result_name`, `ABORT`, `PING`, or names from
-        `Wakeup.watch_topic`.
+        Subscribe to names from `result_name` or `Wakeup.watch_topic`, to `ABORT`, or to `PING`.
 
-        Each is reported once as soon as its subscription is active; read its state then. Later
-        reports mean that its state changed.
+        Each name is reported once as soon as its subscription is active; read its state then. Later
+        reports mean that its state has changed.
         """
 
     def unsubscribe(self, *names: str) -> None:
@@ -35,7 +34,7 @@ class ResultListener(Protocol):
         """
         Wait at most `timeout` seconds for notifications.
 
-        Returns the names that were reported; empty after the timeout or `wake`. None means that
+        Returns the reported names, an empty list after the timeout or `wake`. None means that
         notifications may have been lost, for example after a reconnect; read the state of all
         subscribed names.
         """
@@ -49,15 +48,15 @@ class ResultListener(Protocol):
 
 class ArrivalListener(Protocol):
     """
-    Is notified when a message arrives in a lane that had nothing to deliver. For a worker that is
-    busy and so is not blocked in `Wakeup.wait`.
+    A listener that is notified when a message arrives in a lane that had nothing to deliver. It is
+    for busy workers, which are not blocked in `Wakeup.wait`.
 
     `poll` and `close` belong to one thread; any thread may call `wake`.
     """
 
     def poll(self, timeout: float) -> bool:
         """
-        Wait at most `timeout` seconds for an arrival. Returns True if there was one: lease now.
+        Wait at most `timeout` seconds for an arrival. Returns True after an arrival: lease now.
 
         At most one listener is notified, and only if no worker is blocked in `Wakeup.wait`. Best
         effort: a notification may be duplicated or, after a crash, lost.
@@ -72,7 +71,7 @@ class ArrivalListener(Protocol):
 
 class WorkListener(Protocol):
     """
-    Is notified when something can be leased. For a worker that has free slots.
+    A listener that is notified when a message can be leased, for workers with free slots.
 
     It stays ready to be notified between two calls of `poll`.
     `poll`, `pause` and `close` belong to one thread; any thread may call `wake`.
@@ -80,16 +79,16 @@ class WorkListener(Protocol):
 
     def poll(self, timeout: float, startable: int = 0) -> Batch | bool:
         """
-        Wait at most `timeout` seconds until something can probably be leased.
+        Wait at most `timeout` seconds until a message can probably be leased.
 
-        The first call, and the first one after `pause`, also looks for messages that are already
-        there. The listener is one of those that `Wakeup.wait` describes.
+        The first call, and the first call after `pause`, also finds messages that have already
+        arrived. The listener counts as a waiting caller of `Wakeup.wait`.
 
         Arguments: `startable`: how many messages the caller could start now. The engine may lease
         up to that many to the caller in the call that puts them; with 0, it only notifies.
 
-        Returns the messages that were leased to the caller; True: lease now; False: the time is
-        over, or `wake` was called.
+        Returns the messages that were leased to the caller, True if the caller should lease now, or
+        False after the timeout or `wake`.
         """
 
     def wake(self) -> None:
@@ -97,55 +96,56 @@ class WorkListener(Protocol):
 
     def pause(self) -> Batch | bool:
         """
-        Stop being notified until the next `poll`. Returns what had arrived before, as `poll` does;
-        an engine may instead pass a notification on to another worker that waits.
+        Stop notifications until the next `poll`. Returns what had already arrived, as `poll` does;
+        an engine may instead pass a notification on to another waiting worker.
         """
 
     def pass_on(self) -> bool:
         """
-        Notify another worker that waits, because the caller cannot start what it was notified of.
+        Notify another waiting worker, because the caller cannot start the messages that it was
+        notified of.
 
-        Returns False if the engine cannot do that. The caller then leases a message, so that
-        the engine sees what is left.
+        Returns False if the engine cannot do that. The caller then leases a message, so that the
+        engine sees the remaining ones.
         """
 
     def close(self) -> None:
-        """Stop listening and free the connection. Call `pause` before."""
+        """Stop listening and free the connection. Call `pause` first."""
 
 
 @runtime_checkable
 class ReadableListener(WorkListener, Protocol):
     """
     A work listener with a file that another thread may watch, and read by `receive` when it is
-    readable. So an event loop begins a handler without the thread that calls the engine.
+    readable. An event loop can then begin a handler without the thread that calls the engine.
     """
 
     generation: int
-    """Grows with each new file; a watcher of an older one removes its watch."""
+    """Grows with each new file; the watcher of an older file removes its watch."""
 
     is_watched: bool
     """Whether a thread watches the file; set by the caller of `poll`."""
 
     @property
     def look_at(self) -> float:
-        """When `poll` has to be called, whether or not something arrives (monotonic seconds)."""
+        """When `poll` must be called even if nothing arrives (monotonic seconds)."""
 
     def duplicate_file(self) -> int:
         """
-        A duplicate of the file, which the caller closes; -1 if there is none now, or nothing
-        is leased to this listener. For the thread that calls `poll`. Raises OSError.
+        Return a duplicate of the file, which the caller closes, or -1 if no file exists now or
+        nothing is leased to this listener. For the thread that calls `poll`. Raises OSError.
         """
 
     def receive(self) -> Batch | bool:
         """
-        Return immediately what has arrived, as `poll` does, or False while another thread reads it.
-        Any thread may call it.
+        Return immediately what has arrived, as `poll` does, or False while another thread reads the
+        file. Any thread may call this.
         """
 
 
 @runtime_checkable
 class Wakeup(Protocol):
-    """Wait for work, and listen to arrivals, results and changes of topics."""
+    """Wait for work, and listen for arrivals, results and topic changes."""
 
     def wait(
         self,
@@ -156,13 +156,13 @@ class Wakeup(Protocol):
         interrupt: Interrupt | None = None,
     ) -> bool:
         """
-        Block until something can probably be leased, at most `timeout` seconds of real time.
+        Block until a message can probably be leased, at most `timeout` seconds of real time.
 
         The engine wakes one waiting caller for each lane that becomes runnable; nothing polls.
 
-        Arguments: `pool`, `topics`: as in `Queue.lease`; `interrupt`: ends this call alone.
+        Arguments: `pool`, `topics`: as in `Queue.lease`; `interrupt`: ends only this call.
 
-        Returns True: lease now. False: the time is over, or the call was interrupted.
+        Returns True if the caller should lease now, or False after the timeout or an interrupt.
         """
 
     def work_listener(
@@ -173,10 +173,10 @@ class Wakeup(Protocol):
         max_lease_us: int | None = None,
     ) -> WorkListener:
         """
-        Create a listener for what can be leased. `pool`, `topics`, and `max_lease_us` of the
+        Create a listener for messages that can be leased. `pool`, `topics`, and `max_lease_us` for
         messages leased to the caller directly: as in `Queue.lease`.
 
-        An engine without a way of its own returns
+        An engine without its own listener returns
         `laneway.engines.shared.waiting_listener.WaitingListener`.
         """
 
@@ -184,7 +184,7 @@ class Wakeup(Protocol):
         """
         Create a listener for arrivals in a pool.
 
-        A worker with a full prefetch buffer leases again only when some of it has run, and a quiet
+        A worker with a full prefetch buffer leases again only after part of it has run, and a quiet
         topic's message would wait for that. The listener tells the worker to lease immediately.
         """
 
@@ -197,7 +197,7 @@ class Wakeup(Protocol):
 
         Returns the names to subscribe to with a `ResultListener`, each with the prefix `CHANGED`.
         Each is notified after a call that settles, moves or removes a message of that part of the
-        topic. Empty: nothing waits in the topic and nothing of it is leased.
+        topic. Returns an empty list if nothing waits in the topic or is leased.
         """
 
     def interrupt(self) -> None:
