@@ -87,7 +87,7 @@ soak: $(READY) ## an hour at half the highest rate: does anything grow? ENGINE=v
 soak-celery: $(READY) ## an hour of Celery, with killed workers and a restarted server: is a task lost? ARGS="--minutes 15 --store sqlite"
 	$(BIN)/python -m tests.contrib.celery_soak $(ARGS)
 
-scale: $(READY) ## long runs (days): 10^8 topics over a lifetime, 10^8 messages that wait in SQLite, 10^7 in PostgreSQL; TOPICS=1e6 MESSAGES=1e6 SERVER_MESSAGES=1e5 for less
+scale: $(READY) ## long runs (hours): 10^8 topics over a lifetime, 10^8 messages that wait in SQLite, 10^7 in PostgreSQL; TOPICS=1e6 MESSAGES=1e6 SERVER_MESSAGES=1e5 for less
 	$(BIN)/python -m bench.lifetime --topics $${TOPICS:-1e8} $(ARGS)
 	$(BIN)/python -m bench.backlog --topics 1e6 --messages $${MESSAGES:-1e8} $(ARGS)
 	$(BIN)/python -m bench.backlog --engine postgres --topics 1e6 --messages $${SERVER_MESSAGES:-1e7} $(ARGS)
