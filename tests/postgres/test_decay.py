@@ -23,6 +23,9 @@ change, which decides how many old versions a call reads.
 
 ROUNDS = 6
 
+COUNTS_ON_REQUEST = 150_000
+"""The first version of the server with `pg_stat_force_next_flush`."""
+
 FLOWS: dict[str, tuple[int, int, dict[str, Any], Callable[[int], dict[str, Any]]]] = {
     "one topic": (1, 100, {}, lambda _: {}),
     "many topics": (20, 100, {}, lambda _: {}),
@@ -41,7 +44,7 @@ FLOWS: dict[str, tuple[int, int, dict[str, Any], Callable[[int], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    with PostgresServer(fsync="off", autovacuum="off", stats_fetch_consistency="none") as started:
+    with PostgresServer(fsync="off", autovacuum="off") as started:
         yield started
 
 
@@ -92,6 +95,8 @@ def test_buffers_of_a_message(server: PostgresServer, flow: str) -> None:
         psycopg.connect(server.url, autocommit=True) as watching,
         psycopg.connect(server.url) as open_elsewhere,
     ):
+        if watching.info.server_version < COUNTS_ON_REQUEST:
+            pytest.skip("before version 15 a server counts pages only twice a second")
         open_elsewhere.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         open_elsewhere.execute("SELECT 1")
         costs = [run() for _ in range(ROUNDS)]

@@ -393,7 +393,7 @@ def test_a_server_without_room_for_its_log(opened: Opened, small: PostgresServer
 def test_no_free_connection_under_traffic() -> None:
     """Programs that lose their connections continue as soon as they get new ones."""
     with PostgresServer(
-        fsync="off", max_connections=12, superuser_reserved_connections=2, reserved_connections=0
+        fsync="off", max_connections=12, superuser_reserved_connections=2
     ) as server:
         server.execute("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app")
         url = server.url.replace("postgres@", "app@")

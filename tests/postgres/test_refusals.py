@@ -185,9 +185,7 @@ def test_settings_of_the_role_change_nothing(server: PostgresServer, opened: Ope
 
 def test_no_free_connection(opened: Opened) -> None:
     """An open engine works on; a new one opens as soon as there is a free connection."""
-    with PostgresServer(
-        fsync="off", max_connections=8, superuser_reserved_connections=1, reserved_connections=0
-    ) as server:
+    with PostgresServer(fsync="off", max_connections=8, superuser_reserved_connections=1) as server:
         server.execute("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app")
         engine = opened(as_user(server, "app"))
         engine.put(some(1))
