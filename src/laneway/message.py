@@ -210,8 +210,9 @@ class Batch(msgspec.Struct, gc=False):
       publish or a settle.
     - `passed_over`: some lanes were passed over because `only` excludes them.
     - `goes_on`: not all lanes were searched; the next call with the same `only` continues.
-    - `has_rivals`: this worker competes with workers of other processes for the store; each should
-      do more work per call.
+    - `prefers_large_leases`: a call has a cost of its own, whatever the number of its messages,
+      because of round trips or because workers of other processes wait for the store too. The
+      worker should lease more per call.
     - `until`: when the engine ends these leases unless they are settled or extended (monotonic
       seconds of this machine), or None if they end at their deadlines.
     """
@@ -221,7 +222,7 @@ class Batch(msgspec.Struct, gc=False):
     next_wake_us: int | None = None
     passed_over: bool = False
     goes_on: bool = False
-    has_rivals: bool = False
+    prefers_large_leases: bool = False
     until: float | None = None
 
 

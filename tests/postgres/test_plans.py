@@ -125,3 +125,9 @@ def test_a_message_waits_for_two_answers(engine: PostgresEngine) -> None:
     before = pipeline(engine).trips
     engine.put([Draft("t.1", b"x")])
     assert pipeline(engine).trips - before == 2
+
+
+def test_a_worker_leases_many_messages_per_call(engine: PostgresEngine) -> None:
+    """A lease of this engine has a cost of its own, so few large ones are cheaper."""
+    engine.put([Draft("t", b"x") for _ in range(2)])
+    assert engine.lease(1).prefers_large_leases

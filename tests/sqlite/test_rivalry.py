@@ -41,7 +41,7 @@ def test_a_lease_says_so(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
     with Laneway(url) as app, Laneway(url) as other:
         app.publish_many([Message("a", n) for n in range(10)], progress=False)
-        assert not app.engine.lease(1).has_rivals
+        assert not app.engine.lease(1).prefers_large_leases
         assert other.engine.lease(1).leases
         app.engine._store.waited += LONG  # type: ignore[attr-defined]
-        assert app.engine.lease(1).has_rivals
+        assert app.engine.lease(1).prefers_large_leases

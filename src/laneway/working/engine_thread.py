@@ -131,11 +131,11 @@ prefetched lasts twice as long.
 MAX_PREFETCH_BYTES = 32 << 20
 """How many bytes of bodies are leased ahead at most, as far as the last bodies foretell them."""
 
-RIVALS_PREFETCH_SECONDS = 0.05
+LARGE_PREFETCH_SECONDS = 0.05
 """
-The same while workers of other processes and this one wait for each other at the store: a turn at
-it has a cost besides its messages (what others changed is read again, the wait itself), and
-small turns would make two workers slower than one.
+The same while the engine prefers large leases, because a call has a cost besides its messages. On a
+server these are round trips and statements. Where workers of several processes wait for each other,
+what others changed is read again, and small calls would make two workers slower than one.
 """
 
 REFILL_DIVISOR = 5
@@ -256,8 +256,8 @@ class EngineThread(threading.Thread):
         self._should_lease = True
         """Whether a lease may find messages; False until a notification or a settlement sets it."""
         self._is_ending = False
-        self._has_rivals = False
-        """Whether workers of other processes and this one wait for each other at the store."""
+        self._prefers_large_leases = False
+        """What the last lease said, see `Batch`."""
         self._was_notified = False
         """Whether the engine notified this worker, and it has not leased since."""
         self._held_at_lease = False
@@ -568,7 +568,7 @@ class EngineThread(threading.Thread):
         self._take_received()
         if self._has_reserves:
             self._reserves.follow(self._engine.tiers)
-        seconds = RIVALS_PREFETCH_SECONDS if self._has_rivals else PREFETCH_SECONDS
+        seconds = LARGE_PREFETCH_SECONDS if self._prefers_large_leases else PREFETCH_SECONDS
         seconds = max(seconds, self.prefetch_seconds)
         prefetch = self._prefetch(seconds)
         if self._reserves.count:
@@ -790,7 +790,7 @@ class EngineThread(threading.Thread):
         deliveries: list[WorkerDelivery] = []
         unhandled: list[Lease] = []
         held, find_handler, now_us = self.held, self._callbacks.find_handler, batch.now_us
-        self._has_rivals = batch.has_rivals
+        self._prefers_large_leases = batch.prefers_large_leases
         if batch.leases:
             self._callbacks.set_store_time(now_us)
             mean = sum(len(lease.body) for lease in batch.leases) // len(batch.leases)

@@ -180,6 +180,7 @@ class Store:
         self.commits = 0
         self.written = 0
         self.waited = 0.0
+        self.prefers_large_leases = True  # its round trips and 20 statements
         self._durability = durability
         self._is_closed = False
         self._in_transaction = False

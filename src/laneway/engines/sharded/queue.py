@@ -98,7 +98,7 @@ class WholeBatch:
         self.wakes: list[int] = []
         self._passed_over = False
         self._goes_on = False
-        self._has_rivals = False
+        self._prefers_large_leases = False
 
     def add(self, batch: Batch) -> None:
         """Add what one shard has delivered."""
@@ -111,7 +111,7 @@ class WholeBatch:
             self.wakes.append(batch.next_wake_us)
         self._passed_over |= batch.passed_over
         self._goes_on |= batch.goes_on
-        self._has_rivals |= batch.has_rivals
+        self._prefers_large_leases |= batch.prefers_large_leases
 
     def batch(self) -> Batch:
         """The answer of the lease."""
@@ -122,7 +122,7 @@ class WholeBatch:
             next_wake_us,
             self._passed_over,
             self._goes_on,
-            self._has_rivals,
+            self._prefers_large_leases,
         )
 
 

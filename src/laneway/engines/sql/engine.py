@@ -416,11 +416,12 @@ class SqlQueue(Waits):
                     tx.pools_to_notify.add(pool)  # there may be more, now or soon
 
             tx.on_wake = on_wake
-        has_rivals = self._rivalry.measure(found, tx.shard.delivered, self._store.waited)
+        large = self._rivalry.measure(found, tx.shard.delivered, self._store.waited)
+        large |= self._store.prefers_large_leases
         if filter_ is None:
-            return Batch(leases, tx.now, wake, has_rivals=has_rivals), goes_on
+            return Batch(leases, tx.now, wake, prefers_large_leases=large), goes_on
         return (
-            Batch(leases, tx.now, wake, filter_.passed_over, filter_.goes_on, has_rivals),
+            Batch(leases, tx.now, wake, filter_.passed_over, filter_.goes_on, large),
             goes_on,
         )
 

@@ -148,6 +148,8 @@ class Store(Protocol):
     """The number of the last commit, see `sync`."""
     waited: float
     """Seconds for which transactions waited for those of other processes."""
+    prefers_large_leases: bool
+    """Whether a call has a cost of its own, whatever the number of its messages."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:

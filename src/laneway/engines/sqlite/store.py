@@ -83,6 +83,7 @@ class Store:
         self.commits = 0
         self.written = 0
         self.waited = 0.0
+        self.prefers_large_leases = False
         self._full = durability == "fsync" and path is not None
         self._synchronous = ""
         self._is_closing = False
