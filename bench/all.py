@@ -32,6 +32,7 @@ BENCHES = (
     "top",
     "lookup",
     "peers",
+    "beside_postgres",
     "tasks",
     "typed",
     "workers",

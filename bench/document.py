@@ -58,6 +58,14 @@ SECTIONS = (
         "`~`: not drained within the time limit; the rate until then.",
     ),
     Section(
+        "beside_postgres",
+        "On PostgreSQL, compared with other queues",
+        "Tasks that do nothing, published in bulk and then drained by one worker process.\n"
+        "Processor time, in microseconds, and bytes are those of one task, for the client (the"
+        " publisher or the worker) and for the server; bytes of the database are counted while all"
+        " tasks wait.",
+    ),
+    Section(
         "topics",
         "One topic to a million",
         "The same messages, spread over more and more topics: published in bulk, then drained by"

