@@ -168,6 +168,8 @@ class Lockstep:
             return None
         if isinstance(engines, msgspec.Struct) and type(engines) is type(models):
             engines, models = msgspec.structs.asdict(engines), msgspec.structs.asdict(models)
+            for each in (engines, models):  # a wish of the engine, no rule
+                each.pop("prefers_large_leases", None)
         if (
             isinstance(engines, dict)
             and isinstance(models, dict)
