@@ -894,7 +894,12 @@ class Engine(Lanes):
             name
             for name in gates
             if not self._gate_room(name, lane)
-            or (in_order and name != here and not self._is_turn(call, lane, name))
+            or (
+                in_order
+                and name != here
+                and not self._has_spare(name)
+                and not self._is_turn(call, lane, name)
+            )
         ]
         if blocked:
             if here is not None and in_order and here not in blocked:

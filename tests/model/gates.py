@@ -73,6 +73,20 @@ class Gates:
             room = min(room, gate.concurrency - gate.leased - kept)
         return max(room, 0)
 
+    def _has_spare(self, name: str) -> bool:
+        """
+        Whether the gate decides nothing now: it admits two deliveries, or its permits would be
+        lost. What the partitions of a topic share always decides.
+        """
+        gate, limits = self.gates[name], self.gates[name].limits
+        if name.startswith(TOPIC) or self.now < gate.held_until:
+            return False
+        if limits.rate is not None and not fairness.recovered(gate.tat, self.now):
+            clock = (gate.tat, self.now, limits.rate, limits.effective_burst)
+            if fairness.permits(*clock) < 2:
+                return False
+        return gate.concurrency is None or gate.concurrency - gate.leased >= 2
+
     def _gates_room(self, lane: Lane, names: Sequence[str]) -> int:
         """How many deliveries of the lane all of these gates admit now."""
         return min((self._gate_room(name, lane) for name in names), default=1 << 30)
@@ -219,8 +233,10 @@ class Gates:
         lane.gate = name
 
     def _choose_gate(self, lane: Lane) -> str:
-        """Where a lane waits at first: at the first of its gates that is shut."""
-        return next((name for name in lane.gates if not self._gate_room(name, lane)), lane.gates[0])
+        """Where a lane waits at first: at a gate that is shut, else at one that has no spare."""
+        shut = (name for name in lane.gates if not self._gate_room(name, lane))
+        tight = (name for name in lane.gates if not self._has_spare(name))
+        return next(shut, None) or next(tight, lane.gates[0])
 
     def _move_to_gate(self, call: Call, lane: Lane, blocked: Sequence[str]) -> None:
         """

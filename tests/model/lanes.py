@@ -155,6 +155,10 @@ class Lanes(Gates):
     def _lanes_in(self, group: GroupQueue) -> list[Lane]:
         return [lane for lane in self.lanes.values() if lane.group is group]
 
+    def _runnable_in(self, group: GroupQueue) -> int:
+        """How many of its lanes are runnable."""
+        return sum(lane.place == "runnable" for lane in self._lanes_in(group))
+
     def _competing_in(self, group: GroupQueue) -> int:
         """How many of its lanes are runnable or at a gate."""
         return sum(lane.place in CAN_DELIVER for lane in self._lanes_in(group))
@@ -354,6 +358,10 @@ class Lanes(Gates):
             if lane.group is not None and not self._competing_in(lane.group):
                 lane.group.virtual = max(lane.group.virtual, lane.tier_queue.virtual)
             lane.virtual = max(lane.virtual, self._inner(lane))
+        elif (place, lane.place) == ("runnable", "at_gate"):  # nor does waiting
+            if lane.group is not None and not self._runnable_in(lane.group):
+                lane.group.virtual = max(lane.group.virtual, lane.tier_queue.virtual)
+            lane.virtual = max(lane.virtual, self._inner(lane))
         was_at_gate = lane.place == "at_gate"
         if was_at_gate and place != "at_gate":
             self._end_holds(lane)
@@ -388,7 +396,8 @@ class Lanes(Gates):
             if permit > self.now:
                 self._throttle(lane, permit)
                 return "asleep", permit
-        return ("at_gate", None) if self._gates_of(lane, policy) else ("runnable", None)
+        gates = self._gates_of(lane, policy)
+        return ("runnable", None) if all(map(self._has_spare, gates)) else ("at_gate", None)
 
     def _forgotten_at(self, lane: Lane, policy: Resolved) -> int:
         linger = LINGER_US[self._fair_by(lane.tier_queue)]

@@ -110,6 +110,21 @@ def room(
     return max(admitted, 0)
 
 
+def has_spare(limits: Gate, tat: int, leased: int, now_us: int, owes: int = 0) -> bool:
+    """
+    Whether the gate decides nothing now: it admits two deliveries, or its permits would be lost.
+
+    Then its lanes are served in the order of their tier, as if they had no gate. In the order of
+    the gate, one that its tier serves later would keep those behind it waiting, although the gate
+    has enough for all of them.
+    """
+    if limits.rate is not None and not fairness.recovered(tat, now_us):
+        tat, burst = rebase(limits, tat, now_us, owes), limits.effective_burst
+        if fairness.permits(tat, now_us, limits.rate, burst) < 2:
+            return False
+    return limits.concurrency is None or limits.concurrency - leased >= 2
+
+
 def keeps_up(limits: Gate, kept: int, owes: int) -> bool:
     """
     Whether others can use the whole rate while these permits are kept: the burst suffices for them

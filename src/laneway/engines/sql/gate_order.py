@@ -77,11 +77,12 @@ def lane_turn(tx: Transaction, lane: Lane, group: GroupQueue | None, gate: GateS
 
 
 def arrive(tx: Transaction, lane: Lane, key: str) -> None:
-    """The lane comes to these gates, and waits at the first of them that is shut."""
+    """The lane comes to these gates, and waits at one that is shut, else at one without spare."""
     states = tx.gates_in(key)
     lane.gates = key if len(states) > 1 else None
     shut = (state for state in states if not state.room(tx.now, lane.lane))
-    wait_at(tx, lane, next(shut, states[0]))
+    tight = (state for state in states if not state.has_spare(tx.now))
+    wait_at(tx, lane, next(shut, None) or next(tight, states[0]))
 
 
 def wait_at(tx: Transaction, lane: Lane, gate: GateState) -> None:

@@ -963,7 +963,10 @@ class _Plan:
             room = state.room(tx.now, lane.lane)
             admitted = min(admitted, room)
             if not room or (
-                in_order and state.name != here and not self.lines.is_turn(lane, state)
+                in_order
+                and state.name != here
+                and not state.has_spare(tx.now)
+                and not self.lines.is_turn(lane, state)
             ):
                 blocked.append(state)
         if not blocked:

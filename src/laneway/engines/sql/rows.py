@@ -508,6 +508,15 @@ class GateState(msgspec.Struct, gc=False):
             self.limits, self.tat, self.leased, now, self.owes, kept, is_holder=is_holder
         )
 
+    def has_spare(self, now: int) -> bool:
+        """
+        Whether it decides nothing now, see `gates.has_spare`. Grants move to the stores where lanes
+        wait at a gate, and what the partitions of a topic share is theirs alone: both decide.
+        """
+        if self.granted is not None or now < self.held_until or self.name.startswith(TOPIC):
+            return False
+        return gates.has_spare(self.limits, self.tat, self.leased, now, self.owes)
+
     @property
     def debt(self) -> gates.Debt:
         """What it owes and keeps."""

@@ -837,7 +837,7 @@ class Transaction(Statements):
             self._has_departures = True
         if place in (RUNNABLE, AT_GATE) and was != place:
             self.came_up.append(lane)
-            if was not in (RUNNABLE, AT_GATE) and lane.tier_queue > 0:
+            if (place == RUNNABLE or was != RUNNABLE) and lane.tier_queue > 0:
                 lane.vt = max(lane.vt, tier_queue.vt)
         if key or before:
             self._place_at_gates(lane, before, key, place)
@@ -885,6 +885,10 @@ class Transaction(Statements):
         group = self.groups.get(-lane.tier_queue)
         if place in (RUNNABLE, AT_GATE) and lane.place not in (RUNNABLE, AT_GATE):
             if not group.competing:
+                group.vt = max(group.vt, tier_queue.vt)
+            lane.vt = max(lane.vt, group.inner_vt)
+        elif place == RUNNABLE and lane.place == AT_GATE:  # nor does waiting
+            if not group.runnable:
                 group.vt = max(group.vt, tier_queue.vt)
             lane.vt = max(lane.vt, group.inner_vt)
         self.groups.count(group, lane.place, -1)
@@ -949,7 +953,8 @@ class Transaction(Statements):
             lane.tier_queue > 0 or self.gate_of(lane, policy) is None
         ):
             return RUNNABLE, None
-        return AT_GATE, None
+        states = self.gates_in(self.gate_of(lane, policy))
+        return (RUNNABLE if all(state.has_spare(now) for state in states) else AT_GATE), None
 
     def _is_held(self, lane: Lane, policy: Resolved, place: int) -> bool:
         """Whether a rate may hold the lane back at its new place: its own, or its topic's."""

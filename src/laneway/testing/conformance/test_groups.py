@@ -144,11 +144,11 @@ def test_groups_with_a_gate(driver: EngineDriver) -> None:
     held = driver.lease(100)
     assert len(held) == 10
     assert driver.lease(100) == []
+    (gate,) = driver.engine.gate_list()
+    assert gate["waiting"] == 10
     driver.settle(held)
     seen = served(driver, 400, 100)
     assert abs(seen["c.one"] - 200) <= 8
-    (gate,) = driver.engine.gate_list()
-    assert gate["waiting"] == 10
 
 
 def test_a_group_with_lanes_at_several_gates(driver: EngineDriver) -> None:

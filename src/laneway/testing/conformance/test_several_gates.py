@@ -190,3 +190,35 @@ def test_a_list_of_one_is_that_gate(driver: EngineDriver) -> None:
     """`gate=["g"]` is stored as `gate="g"`."""
     a_gate(driver, "g")
     assert driver.engine.policy_set("code", "a.*", {"gate": ["g"]}) == {"gate": "g"}
+
+
+@pytest.mark.parametrize(
+    "limits", [Gate(rate=100_000, burst=100_000), Gate(concurrency=3)], ids=["rate", "concurrency"]
+)
+@pytest.mark.parametrize("most", [None, 50], ids=["group", "limited group"])
+def test_a_gate_with_spare_decides_nothing(
+    driver: EngineDriver, limits: Gate, most: int | None
+) -> None:
+    """
+    A group with many other topics and a topic without a group share a gate that has enough for
+    both. The tier decides: both get half. In the order of the gate the group's topic there would
+    keep the other one waiting for its turn in the group.
+    """
+    if driver.engine.capabilities.shards > 1:
+        pytest.skip("a shard with a grant of a gate serves its lanes in the order of the gate")
+    driver.engine.gate_set("api", limits, now_us=driver.now)
+    driver.engine.topic_group_set("acme", Gate(concurrency=most), now_us=driver.now)
+    driver.policy("acme.*", group="acme")
+    driver.policy("acme.api", gate="api")
+    driver.policy("other", gate="api")
+    others = [f"acme.{n}" for n in range(20)]
+    for topic in [*others, "acme.api"]:
+        driver.put(topic, *"x" * 20)
+    driver.put("other", *"x" * 200)
+    seen: Counter[str] = Counter()
+    while seen.total() < 200:
+        driver.now += 1_000
+        (lease,) = driver.lease(1)
+        seen[lease.topic] += 1
+        driver.settle([lease])
+    assert abs(seen["other"] - 100) <= 10, seen

@@ -301,6 +301,29 @@ local gates = part(function(gates)
         return max(room, 0)
     end
 
+    -- Whether the gate (false: not defined) decides nothing now, as `gates.has_spare` in Python.
+    -- Grants move to shards where lanes wait, and what the partitions of a topic share is theirs.
+    function gates.has_spare(gate)
+        if not gate or gate.grant or shard.now < gate.held_until or byte(gate.name) == 28 then
+            return false
+        end
+        if gate.rate and not fairness.recovered(gate.tat, shard.now)
+            and fairness.permits(tat_of(gate), shard.now, gate.step, gate.depth) < 2 then
+            return false
+        end
+        return not gate.concurrency or gate.concurrency - gate.leased >= 2
+    end
+
+    -- Whether all gates of a key decide nothing now.
+    function gates.have_spare(name)
+        for _, gate in ipairs(of_key(name)) do
+            if not gates.has_spare(gate) then
+                return false
+            end
+        end
+        return true
+    end
+
     -- How many deliveries of the lane the gate (false: not defined) admits now.
     function gates.room_of(gate, lane)
         return gate and room_of(gate, gate.holder == lane.number) or 0

@@ -620,7 +620,7 @@ lanes = part(function(lanes)
         if lane.tier_queue < 0 or policy.shared then
             gate = lanes.gate_of(lane, policy)
         end
-        return gate and AT_GATE or RUNNABLE, 0
+        return gate and not gates.have_spare(gate) and AT_GATE or RUNNABLE, 0
     end
 
     local function can_deliver_at(place)
@@ -657,6 +657,11 @@ lanes = part(function(lanes)
         local group = groups.find(-lane.tier_queue)
         if can_deliver_at(place) and not can_deliver_at(lane.place) then
             if groups.competing(group) == 0 then
+                group.vt = max(group.vt, tier_queue.vt)
+            end
+            lane.vt = max(lane.vt, group.inner_vt)
+        elseif place == RUNNABLE and lane.place == AT_GATE then -- nor does waiting
+            if group.runnable == 0 then
                 group.vt = max(group.vt, tier_queue.vt)
             end
             lane.vt = max(lane.vt, group.inner_vt)
@@ -716,8 +721,8 @@ lanes = part(function(lanes)
             gate = lanes.gate_of(lane, policy)
         end
         if is_new and can_deliver_at(place) then
-            if not can_deliver_at(lane.place) and lane.tier_queue > 0 then
-                lane.vt = max(lane.vt, tier_queue.vt) -- sleeping earns no credit
+            if (place == RUNNABLE or lane.place ~= RUNNABLE) and lane.tier_queue > 0 then
+                lane.vt = max(lane.vt, tier_queue.vt) -- sleeping and waiting earn no credit
             end
             if gate == '' or gates.room(gate, lane) > 0 then
                 pools_to_notify[tier_queue.pool] = true

@@ -1034,7 +1034,8 @@ local serving = part(function(serving)
             local room = gates.room_of(gate, lane)
             if not gate then -- the store lost it
                 return 0
-            elseif room == 0 or (in_order and gate.name ~= here and not is_turn(lane, gate)) then
+            elseif room == 0 or (in_order and gate.name ~= here and not gates.has_spare(gate)
+                and not is_turn(lane, gate)) then
                 blocked = blocked or {}
                 blocked[#blocked + 1] = gate
                 is_open_here = is_open_here and gate.name ~= here

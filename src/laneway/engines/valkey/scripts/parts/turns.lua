@@ -178,16 +178,19 @@ local turns = part(function(turns)
         found.turns[name], found.waits = turns.inner(lane, gate), name
     end
 
-    -- The lane is at gates from now on: all of this key. It waits at the first one that is shut.
+    -- The lane is at gates from now on: all of this key. It waits at one that is shut, else at one
+    -- without spare.
     function turns.arrive(lane, key_of_gates)
         local found = turns.of(lane)
         found.key = key_of_gates
-        local first, is_there = nil, false
+        local first, tight, is_there = nil, nil, false
         for _, gate in ipairs(gates.of_key(key_of_gates)) do
             if gate then -- else the store lost it
                 first, is_there = first or gate.name, is_there or gate.name == found.waits
+                tight = tight or (not gates.has_spare(gate) and gate.name or nil)
             end
         end
+        first = tight or first
         if not is_there and first then
             for _, gate in ipairs(gates.of_key(key_of_gates)) do
                 if gate and gates.room_of(gate, lane) == 0 then
