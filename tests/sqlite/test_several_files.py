@@ -16,6 +16,7 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
+from laneway.engines.sql import housekeeping
 from laneway.engines.sqlite import store
 from laneway.engines.sqlite.folder import FilesEngine, ShardFile
 from laneway.errors import (
@@ -347,7 +348,7 @@ def test_policies_reach_all_files_also_where_their_writer_died(opened: Opened) -
     assert engine.lease(100).leases == []
     with files(engine)[0].transaction(None) as tx:  # it died after the first file
         tx.run("policy_delete", "code", "t.*")
-        tx.run("sweep_begin", "t.*")
+        housekeeping.begin_sweep(tx, "t.*")
         tx.shard.policy_version += 1
     assert wrong(engine) == ["policies"]
     other = opened()

@@ -5,15 +5,15 @@ A statement with VALUES, or an UPDATE or DELETE by key, runs for many rows at on
 for each parameter, so its text is the same for any number of rows.
 
 An UPDATE leaves a dead version of its row behind, and PostgreSQL removes none of them while a
-transaction is open that began before. A row that changes with almost every call has an *epoch* for
-this reason: the last part of its key, which grows with each 16th change. The newest version has the
-greatest epoch, so a statement that begins there passes at most 16 dead ones, however many there
-are.
+transaction is open that began before. A row that changes often has an *epoch* for this reason: the
+last part of its key, which begins with the turn divided by 16 and grows with each 16th change. The
+newest version has the greatest epoch, so a statement that begins there passes at most 16 dead ones,
+however many there are.
 
-A row that comes and goes, such as that of a serial key, has the turn divided by 16 as its epoch, so
-a row that comes again has a greater one. If it were deleted when it goes, finding nothing would
-read all of its dead versions. It stays as a *free* row instead, which readers do not see. It is
-deleted after `FREE_TURNS` without a change, or with its lane.
+A row that comes and goes, such as that of a serial key, always has the turn divided by 16 as its
+epoch. If it were deleted when it goes, finding nothing would read all of its dead versions. It
+stays as a *free* row instead, which readers do not see. It is deleted after `FREE_TURNS` without a
+change, or with its lane.
 """
 
 from __future__ import annotations
@@ -40,16 +40,30 @@ EPOCHS = {
     "group_queue": "number",
     "gate": "name",
     "recent": "kind, topic",
+    "dead_count": "topic",
+    "kept": "id, slot, topic",
+    "policy": "layer, pattern",
+    "own_policy": "topic",
+    "workers": "id",
+    "elections": "name",
+    "history": "name",
+    "forwarded": "spool",
 }
 """Tables whose rows have epochs, and their keys without these."""
 
-KEYED = {"serial_key": "lane, key", "merge_key": "lane, mkey", "key_state": "lane, key"}
+KEYED = {
+    "serial_key": "lane, key",
+    "merge_key": "lane, mkey",
+    "key_state": "lane, key",
+    "gate_entry": "gate, tier_queue",
+}
 """The same of tables whose rows come and go."""
 
 _FREE = {
     "serial_key": ("head = 0, held = 0", "head <> 0"),
     "merge_key": ("mid = 0", "mid <> 0"),
     "key_state": ("leased = -1, parked = 0, tat = 0, wake = NULL", "leased <> -1"),
+    "gate_entry": ("head = 0, open = 0", "head <> 0"),
 }
 """By table: what makes a row free, and how readers tell that it is not."""
 
@@ -104,6 +118,10 @@ INT8, TEXT, BYTEA, FLOAT8 = 20, 25, 17, 701
 
 _NAMES = {INT8: "int8", TEXT: "text", BYTEA: "bytea", FLOAT8: "float8"}
 _PARAMETER = re.compile(r"nullif\(\?(\d*), 0\)|\?(\d*)")
+_EQUAL = r"(?:\w\.)?\w+ = (?:\?\d*|1)(?: AND (?:\w\.)?\w+ = \?\d*)*"
+_READ = re.compile(
+    rf"SELECT .*? FROM (?P<table>\w+)(?: \w)?\s+WHERE (?P<condition>{_EQUAL})", re.DOTALL
+)
 _ONE_ROW = re.compile(r"FROM \(VALUES (\([^()]*\))\)(?! v)")
 
 
@@ -165,17 +183,28 @@ def _without_comments(text: str) -> str:
 
 
 def _of_epoch(text: str) -> str:
-    """A statement that changes one row of a table with epochs."""
+    """A statement that reads or changes one row of a table with epochs, by its whole key."""
+    read = _READ.fullmatch(text)
+    if read is not None and _is_key(read["table"], read["condition"]):
+        return f"{text} ORDER BY epoch DESC LIMIT 1"
     changed = re.fullmatch(
-        r"UPDATE (\w+)\s+SET (.*?)\s+WHERE\s+(\w+ = (?:\?\d*|1))", text, re.DOTALL
+        rf"UPDATE (?P<table>\w+)\s+SET (?P<values>.*?)\s+WHERE\s+(?P<condition>{_EQUAL})",
+        text,
+        re.DOTALL,
     )
-    if changed is None or changed[1] not in EPOCHS:
+    if changed is None or changed["table"] not in EPOCHS:
         return text
-    table, values, condition = changed.groups()
+    table = changed["table"]
     return (
-        f"UPDATE {table} SET {values}, {_next_epoch(table)}"
-        f" WHERE ctid = ({_newest(table, condition)})"
+        f"UPDATE {table} SET {changed['values']}, {_next_epoch(table)}"
+        f" WHERE ctid = ({_newest(table, changed['condition'])})"
     )
+
+
+def _is_key(table: str, condition: str) -> bool:
+    """Whether a condition names one row of a table with epochs."""
+    compared = set(re.findall(r"(\w+) =", condition))
+    return table in EPOCHS and compared == set(EPOCHS[table].split(", "))
 
 
 def _named_subquery(text: str) -> str:
@@ -296,7 +325,10 @@ _EPOCH_OF_TURN = f"(SELECT last_value FROM turn) / {WRITES_OF_EPOCH}"
 def _next_epoch(table: str) -> str:
     if table in KEYED:
         return f"epoch = {_EPOCH_OF_TURN}"
-    return f"writes = {table}.writes + 1, epoch = ({table}.writes + 1) / {WRITES_OF_EPOCH}"
+    return (
+        f"writes = {table}.writes + 1,"
+        f" epoch = {table}.epoch + ({table}.writes % {WRITES_OF_EPOCH} / {WRITES_OF_EPOCH - 1})"
+    )
 
 
 def _newest(table: str, condition: str) -> str:
@@ -372,6 +404,7 @@ ALTER TABLE lane SET (fillfactor = 50);
 ALTER TABLE lane DROP CONSTRAINT lane_name_key;
 ALTER TABLE group_queue DROP CONSTRAINT group_queue_name_tier_queue_key;
 ALTER TABLE tier_queue DROP CONSTRAINT tier_queue_pool_tier_key;
+DROP INDEX gate_entry_gate;
 CREATE SEQUENCE lane_block;
 ALTER TABLE message ALTER body SET STORAGE EXTERNAL;
 """ + "".join(
@@ -383,9 +416,9 @@ ALTER TABLE message ALTER body SET STORAGE EXTERNAL;
     )
 )
 _OWN_TABLES += "".join(
-    f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey, ADD writes int8 NOT NULL DEFAULT 0,"
-    " ADD epoch int8 NOT NULL DEFAULT 0;\n"
-    f"CREATE INDEX {table}_key ON {table} ({key}, epoch);\n"
+    f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey, ADD writes int8 NOT NULL DEFAULT 0, ADD"
+    f" epoch int8 NOT NULL DEFAULT pg_sequence_last_value('turn') / {WRITES_OF_EPOCH};\n"
+    f"CREATE INDEX {table}_key ON {table} ({key}, epoch DESC);\n"
     for table, key in (EPOCHS | KEYED).items()
 ) + "".join(f"ALTER TABLE {table} SET (fillfactor = 50);\n" for table in KEYED)
 _OWN_TABLES += """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import CHANGED
 from laneway.engines.shared.size_classes import AGE_SHIFT, SMALLEST, size_class
-from laneway.engines.shared.states import ASLEEP, IDLE, RUNNABLE
+from laneway.engines.shared.states import ASLEEP, AT_GATE, IDLE, RUNNABLE
 from laneway.engines.sql.rows import LANE_COLUMNS
 from laneway.engines.sql.statements import CLASSES, COUNTS, MARKS, PLACING
 from laneway.units import SECOND
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
         def begins_at(self, number: int, vt: int) -> None:
             """The first of them has this virtual time."""
+            ...
+
+        def has_turn(self, lane: Lane) -> None:
+            """It has a position at a gate."""
             ...
 
 
@@ -141,6 +145,8 @@ def _expect(tx: Transaction, lane: Lane) -> None:
     if lane.place == RUNNABLE:
         if lane.vt < tx.first_vt(lane.tier_queue):
             tx.begins_at(lane.tier_queue, lane.vt)
+    elif lane.place == AT_GATE:
+        tx.has_turn(lane)
     elif lane.wake is not None:
         if lane.place == ASLEEP:
             shard.first_asleep = min(shard.first_asleep, lane.wake)

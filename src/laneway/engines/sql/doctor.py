@@ -169,11 +169,14 @@ def _positions(tx: Transaction, *, repair: bool = False) -> Check:
     if repair and others:
         shard = tx.shard
         shard.first_event = shard.first_asleep = shard.first_idle = shard.first_wake = 0
+        shard.first_sweep = 0
+        tx.run("gate_entries_begin")
         tx.run("serial_keys_begin", NO_RANK)
         tx.run("key_states_begin", NO_RANK)
         for number in tx.tier_queues:
             tx.begins_at(number, 0)
             tx.begins_at(number, 0, of_groups=True)
+            tx.tier_queues[number].first_gate_vt = 0
         numbers = [number for number, *_ in tx.all("groups_all")]
         tx.groups.load(numbers)
         for number in numbers:

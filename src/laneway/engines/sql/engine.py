@@ -99,6 +99,8 @@ class SqlQueue(Waits):
         self._rivalry = Rivalry()
         self._closed = False
         self._warned = -WARN_EVERY
+        self._forgot_us = 0
+        """Up to when workers that are no longer listed were forgotten by this object."""
         try:
             self.place = place = self._join(place)
             self._first_number, self._number_unit = place.first_number, place.number_unit
@@ -481,7 +483,7 @@ class SqlQueue(Waits):
 
     def delete_result(self, message_id: str, topic: str | None = None) -> None:
         with self.transaction(None, durable=True) as tx:
-            tx.run("kept_delete", message_id, results.topic_of(tx, message_id, topic))
+            tx.run("kept_delete", *results.with_topics(tx, [(message_id, topic)])[0])
 
     def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
@@ -546,16 +548,18 @@ class SqlQueue(Waits):
     ) -> int:
         with self._store.writing(durable=False, changes_queue=False) as connection:
             now = self._later(connection, now_us)
-            connection.run("workers_forget", now)
+            connection.run("workers_forget", self._forgot_us, now)
             connection.run(
                 "worker_beat",
                 facts.id,
                 to_json(facts.pools).decode(),
                 now,
-                dead_after_us,
-                listed_us,
+                now,
+                now + dead_after_us,
+                now + listed_us,
                 presence.encode(facts).decode(),
             )
+        self._forgot_us = now
         return now
 
     def _later(self, connection: Connection, now_us: int | None) -> int:
@@ -620,6 +624,7 @@ class SqlQueue(Waits):
                     tier_queue.number,
                     tier_queue.first_vt,
                     tier_queue.first_group_vt,
+                    tier_queue.first_gate_vt,
                 )[0]
                 for tier_queue in tx.tier_queues.values()
             )

@@ -46,12 +46,13 @@ def run(tx: Transaction, budget: int) -> None:
     transaction.
     """
     shard, now = tx.shard, tx.now
-    *firsts, sweeps = tx.one(*due(shard))
-    event, asleep, idle, key, *others = (NONE if first is None else first for first in firsts)
+    event, asleep, idle, key, *others = (
+        NONE if first is None else first for first in tx.one(*due(shard))
+    )
     # What this transaction has not written yet lowers these when it is written.
     shard.first_event, shard.first_asleep, shard.first_idle = event, asleep, idle
     shard.first_wake = wake = min(key, *others)
-    if not sweeps and min(event, asleep, idle, wake) > now:
+    if shard.first_sweep == NONE and min(event, asleep, idle, wake) > now:
         return
     _events(tx, budget)
     sweep(tx, budget)
@@ -62,6 +63,8 @@ def run(tx: Transaction, budget: int) -> None:
 
 def next_wake(tx: Transaction) -> int | None:
     """When housekeeping is due again; call it after the lanes were written."""
+    if tx.shard.first_sweep < NONE:
+        return tx.now
     (at,) = tx.one("next_wake", *tx.shard.firsts)
     return max(int(at), tx.now) if at is not None else None
 
@@ -178,17 +181,35 @@ def _wake(tx: Transaction, budget: int) -> None:
     tx.forget_idle(budget)
 
 
+def begin_sweep(tx: Transaction, pattern: str) -> None:
+    """The policy of the pattern changed: its lanes have to be placed again."""
+    (number,) = tx.one("sweep_begin", pattern)
+    tx.shard.first_sweep = min(tx.shard.first_sweep, number)
+
+
 def sweep(tx: Transaction, budget: int) -> None:
     """Place the lanes of patterns whose policy changed, at most `budget` of them."""
-    left = budget
-    for pattern, after in tx.all("sweeps"):
+    shard, left = tx.shard, budget
+    if shard.first_sweep == NONE:
+        return
+    for number, pattern, after in tx.all("sweeps", shard.first_sweep):
+        shard.first_sweep = number
         if left <= 0:
             return
-        left -= _sweep_pattern(tx, pattern, after, left)
+        placed, is_over = _sweep_pattern(tx, number, pattern, after, left)
+        left -= placed
+        if not is_over:
+            return
+    shard.first_sweep = NONE
 
 
-def _sweep_pattern(tx: Transaction, pattern: str, after: str, most: int) -> int:
-    """Place the lanes that the pattern covers, in the order of their names; returns how many."""
+def _sweep_pattern(
+    tx: Transaction, number: int, pattern: str, after: str, most: int
+) -> tuple[int, bool]:
+    """
+    Place the lanes that the pattern covers, in the order of their names; returns how many, and
+    whether these were all.
+    """
     prefix = pattern[:-1]
     # The names of buckets begin with their patterns, and sort before those of topics.
     lanes = _range(tx, max(after, prefix), prefix + "\U0010ffff", most)
@@ -198,10 +219,10 @@ def _sweep_pattern(tx: Transaction, pattern: str, after: str, most: int) -> int:
         for lane in _range(tx, BUCKET, BUCKET + "\U0010ffff", most):
             if pattern in ("*", lane.rule) or matches(pattern, lane.rule.removesuffix(".*")):
                 tx.place(lane)
-        tx.run("sweep_end", pattern)
-    else:
-        tx.run("sweep_go_on", lanes[-1].name, pattern)
-    return len(lanes)
+        tx.run("sweep_end", number)
+        return len(lanes), True
+    tx.run("sweep_go_on", lanes[-1].name, number)
+    return len(lanes), False
 
 
 def _range(tx: Transaction, after: str, before: str, most: int) -> list[Lane]:

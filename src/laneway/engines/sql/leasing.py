@@ -125,7 +125,7 @@ def reads(lane_cache: LaneCache, pool: str, room: int) -> Iterator[Read]:
             number, first = tier_queue.number, tier_queue.first_vt
             yield "tier_queue_has_runnable", number, first, tier_queue.first_group_vt
             yield _RUNNABLE[_LANES], number, first, -1, page
-            yield "gate_entries_open", number, *START, page
+            yield "gate_entries_open", number, tier_queue.first_gate_vt, -1, page
 
 
 def lease(
@@ -258,7 +258,10 @@ class _Candidates:
 
     def _read_gates(self, number: int, after: Position) -> None:
         """Begin with the next open gates where lanes of this tier queue, or group, are first."""
-        rows = self._tx.all("gate_entries_open", number, *after, self._page)
+        first = self._tx.tier_queues[number].first_gate_vt if number > 0 else -1
+        rows = self._tx.all("gate_entries_open", number, *max(after, (first, -1)), self._page)
+        if number > 0 and after <= (first, -1):
+            self._tx.tier_queues[number].first_gate_vt = rows[0][1] if rows else NONE
         self._add_gates([name for name, _, _ in rows])
         if len(rows) == self._page:
             self._mark_gates(number, rows[-1][1:])

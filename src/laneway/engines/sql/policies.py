@@ -111,7 +111,7 @@ def _change_patterns(
     for pattern in changed:
         if may_change_lanes([each for each in changes if each[0] == pattern]):
             _refuse_moves(tx, pattern, before)
-        tx.run("sweep_begin", base_of(pattern))
+        housekeeping.begin_sweep(tx, base_of(pattern))
     for row_layer, pattern, stored in rows:
         if stored is None:
             tx.run("policy_delete", row_layer, pattern)
@@ -145,7 +145,7 @@ def write_all(tx: Transaction, change: PolicyChange) -> None:
         if is_pattern(name):
             if change.may_change_lanes:
                 _refuse_moves(tx, name, before)
-            tx.run("sweep_begin", base_of(name))
+            housekeeping.begin_sweep(tx, base_of(name))
         else:
             own.share(name, old[name], may_change_lanes=change.may_change_lanes)
     for layer, name, stored in rows:

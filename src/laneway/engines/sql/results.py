@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def read(tx: Transaction, ids: Sequence[tuple[str, str | None]]) -> list[StoredResult]:
     """The outcome and the progress that are stored of each of these messages: (id, topic)."""
-    named = [(message_id, topic_of(tx, message_id, topic)) for message_id, topic in ids]
+    named = with_topics(tx, ids)
     found = _stored(tx, named)
     return [
         StoredResult(found.get((*each, OUTCOME)), found.get((*each, PROGRESS))) for each in named
@@ -54,11 +54,14 @@ def _stored(
     }
 
 
-def topic_of(tx: Transaction, message_id: str, topic: str | None) -> str:
-    """The topic of a result that is stored; without one, that of a generated id, or ""."""
-    if topic is None:
-        (topic,) = tx.one("kept_topic", message_id) or ("",)
-    return topic
+def with_topics(tx: Transaction, ids: Sequence[tuple[str, str | None]]) -> list[tuple[str, str]]:
+    """Add the topics of results that are stored under generated ids, or ""."""
+    unknown = [message_id for message_id, topic in ids if topic is None]
+    found = dict(tx.all("kept_topics", tx.array(unknown))) if unknown else {}
+    return [
+        (message_id, found.get(message_id, "") if topic is None else topic)
+        for message_id, topic in ids
+    ]
 
 
 def report_progress(tx: Transaction, reports: Sequence[ProgressReport]) -> list[bool]:

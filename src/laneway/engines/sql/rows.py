@@ -243,7 +243,8 @@ class TierQueue:
     mean: int
     delivered: int
     first_vt: int = 0  # none of its runnable lanes has an earlier one,
-    first_group_vt: int = 0  # and none of its groups with runnable lanes
+    first_group_vt: int = 0  # none of its groups with runnable lanes,
+    first_gate_vt: int = 0  # and none that is first at an open gate
 
 
 class GroupTurn(msgspec.Struct, gc=False):
@@ -394,6 +395,7 @@ class Shard:
     first_asleep: int
     first_idle: int
     first_wake: int
+    first_sweep: int
     tallies: Any  # bytes, see tallies.py; None: nothing was counted
 
     @property

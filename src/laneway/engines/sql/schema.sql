@@ -44,6 +44,7 @@ CREATE TABLE shard (                     -- one row: counters, and the clock tha
     first_idle     INTEGER NOT NULL DEFAULT 0,
     -- no gate or key wakes earlier, and no known id, window or result ends earlier
     first_wake     INTEGER NOT NULL DEFAULT 0,
+    first_sweep    INTEGER NOT NULL DEFAULT 4611686018427387904,  -- no sweep has a smaller number
     tallies        BLOB                  -- MessagePack, see tallies.py; NULL: nothing counted
 );
 
@@ -72,9 +73,10 @@ CREATE INDEX own_set_operator_tier ON own_set ({operator tier})
 
 -- a changed pattern whose lanes have not all been placed again yet
 CREATE TABLE sweep (
-    pattern TEXT PRIMARY KEY,
-    after   TEXT NOT NULL                -- the name of the last lane that was placed
-) WITHOUT ROWID;
+    number  {numbered},
+    pattern TEXT NOT NULL,
+    after   TEXT NOT NULL DEFAULT ''     -- the name of the last lane that was placed
+);
 
 CREATE TABLE tier_queue (                -- one tier of one pool
     tier_queue {numbered},
@@ -85,7 +87,8 @@ CREATE TABLE tier_queue (                -- one tier of one pool
     mean      INTEGER NOT NULL DEFAULT 0,   -- a message's mean duration in microseconds, 0: unknown
     delivered INTEGER NOT NULL DEFAULT 0,
     first_vt  INTEGER NOT NULL DEFAULT 0,   -- none of its runnable lanes has an earlier one,
-    first_group_vt INTEGER NOT NULL DEFAULT 0,  -- and none of its groups with runnable lanes
+    first_group_vt INTEGER NOT NULL DEFAULT 0,  -- none of its groups with runnable lanes,
+    first_gate_vt INTEGER NOT NULL DEFAULT 0,   -- and none that is first at an open gate
     UNIQUE (pool, tier)
 );
 
@@ -158,6 +161,8 @@ CREATE TABLE gate_entry (
     head INTEGER NOT NULL,
     open INTEGER NOT NULL,
     owner INTEGER NOT NULL DEFAULT 0,    -- tier queue, or -group
+    -- the turn of its first lane; lanes that wait here as a group do not count
+    first_turn INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (tier_queue, gate)
 ) WITHOUT ROWID;
 CREATE INDEX gate_entry_open ON gate_entry (owner, vt, head) WHERE open = 1;

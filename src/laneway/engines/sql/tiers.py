@@ -64,7 +64,7 @@ def write(tx: Transaction, after: TierLayers) -> None:
     moves = moves_lanes(before.in_force(), after.in_force())
     rules.set_tiers(after)
     if moves:
-        tx.run("sweep_begin", "*")
+        housekeeping.begin_sweep(tx, "*")
         housekeeping.sweep(tx, HOUSEKEEPING_LIMIT)
 
 

@@ -29,7 +29,7 @@ from laneway.engines.sql import gate_order, key_limits
 from laneway.engines.sql.changes import LaneChanges
 from laneway.engines.sql.group_queues import GroupQueues
 from laneway.engines.sql.lane_cache import LaneCache
-from laneway.engines.sql.rows import GateState, Lane, Row, Shard, TierQueue, to_json
+from laneway.engines.sql.rows import NONE, GateState, Lane, Row, Shard, TierQueue, to_json
 from laneway.engines.sql.statements import GRANT, KEYS_OF_LANES, Statements
 from laneway.engines.sql.tallies import TallyBook
 from laneway.engines.sql.touched_rows import (
@@ -62,7 +62,9 @@ MOST_RESOLVED = 200_000
 MOST_SETS = 20_000
 """Different sets of topics' own policies that are cached."""
 
-_stored = attrgetter("vt", "carry", "mean", "delivered", "first_vt", "first_group_vt", "number")
+_stored = attrgetter(
+    *("vt", "carry", "mean", "delivered", "first_vt", "first_group_vt", "first_gate_vt", "number")
+)
 """What `tier_queue_write` writes of a tier queue."""
 
 
@@ -255,6 +257,7 @@ class Transaction(Statements):
         self._gates_in: dict[str, list[GateState]] = {}
         self._dirty_gates: dict[str, GateState] = {}
         self._gate_tier_queues: set[tuple[int, str]] = set()
+        self._lowest_turns: dict[tuple[int | None, str | None], int] = {}
         self._reopened_groups: set[int] = set()  # other gates where they are first are open
         self._left_topics: dict[str, int] = {}  # with the tier queue of a lane, or 0
         self._last_lane: int | None = None
@@ -1116,6 +1119,7 @@ class Transaction(Statements):
             s.first_asleep,
             s.first_idle,
             s.first_wake,
+            s.first_sweep,
             s.tallies,
         )
 
@@ -1197,23 +1201,38 @@ class Transaction(Statements):
                 self.reopen(gate)
             own = self.groups.find(number, name[1:]) if name.startswith(GROUP) else None
             owner = number if own is None else -own.number
-            turn, lane, vt, *before = self.one("gate_entry_read", name, owner, number)
+            low = self._lowest_turns.pop((owner, name), NONE)
+            turn, lane, vt, *before = self.one("gate_entry_read", name, owner, low, number)
+            first_turn = NONE if turn is None else turn
             if own is None and has_groups:
                 group = self.one("group_at_gate", name, number)
                 if group is not None and (lane is None or group < (turn, lane)):
                     owner = -group[1]
                     _, lane, vt = self.one("gate_head", name, owner)
-            entry = [owner, vt, lane, gate.open if gate is not None else 0]
+            entry = [owner, vt, lane, gate.open if gate is not None else 0, first_turn]
             if lane is None:
-                self.run("gate_entry_delete", number, name)
+                self.run_many("gate_entry_delete", [(number, name)])
             elif entry != before:
                 self.run("gate_entry_write", number, name, *entry)
+                if entry[3]:
+                    self._opens(owner, vt)
             else:
                 continue
             self._reopened_groups.update(-each for each in (owner, before[0] or 0) if each < 0)
         if self._reopened_groups:
             self.run("groups_reopen", self.array(list(self._reopened_groups)))
             self._reopened_groups.clear()
+
+    def _opens(self, owner: int, vt: int) -> None:
+        """A gate where a lane of this tier queue, or group, is first is open."""
+        if owner > 0:
+            tier_queue = self.tier_queues[owner]
+            tier_queue.first_gate_vt = min(tier_queue.first_gate_vt, vt)
+
+    def has_turn(self, lane: Lane) -> None:
+        """The lane has a position at a gate, maybe before all others."""
+        key = lane.tier_queue, lane.gate
+        self._lowest_turns[key] = min(self._lowest_turns.get(key, NONE), lane.turn)
 
     def reopen(self, gate: GateState) -> None:
         """Determine whether the gate is open; a gate that opens wakes its pools."""
@@ -1225,8 +1244,9 @@ class Transaction(Statements):
         if is_open == gate.open:
             return
         gate.open = int(is_open)
-        for number, owner in self.all("gate_entries_open_set", gate.open, gate.name):
+        for number, owner, vt in self.all("gate_entries_open_set", gate.open, gate.name):
             if is_open:
+                self._opens(owner, vt)
                 self.pools_to_notify.add(self.tier_queues[number].pool)
             if owner < 0:
                 self._reopened_groups.add(-owner)

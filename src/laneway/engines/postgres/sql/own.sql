@@ -1,21 +1,8 @@
 -- Statements in the text of PostgreSQL alone; the others are in `engines/sql/sql`.
 
--- name: shard_read
-SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered,
-    done, retried, died, merged,
-       expired, removed, lanes, own, first_event, first_asleep, first_idle, first_wake,
-       tallies
-  FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1;
-
 -- name: shard_changed
 SELECT s.now, EXISTS (SELECT 1 FROM inbox WHERE mid > s.seq)
   FROM shard s WHERE s.one = 1 ORDER BY s.epoch DESC LIMIT 1;
-
--- name: nonce_read
-SELECT nonce FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1;
-
--- name: shard_now
-SELECT now FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1;
 
 -- name: inbox_put
 -- As the shared statement. All messages in the inbox have numbers above those that the shard has
@@ -53,15 +40,16 @@ SELECT 1 FROM inbox
 
 -- name: tier_queues
 WITH RECURSIVE each AS (
-    (SELECT tier_queue, pool, tier, vt, carry, mean, delivered, first_vt, first_group_vt
+    (SELECT tier_queue, pool, tier, vt, carry, mean, delivered, first_vt, first_group_vt,
+            first_gate_vt
        FROM tier_queue
-      ORDER BY tier_queue DESC, epoch DESC LIMIT 1)
+      ORDER BY tier_queue, epoch DESC LIMIT 1)
     UNION ALL SELECT next.* FROM each CROSS JOIN LATERAL
         (SELECT q.tier_queue, q.pool, q.tier, q.vt, q.carry, q.mean, q.delivered, q.first_vt,
-               q.first_group_vt
+               q.first_group_vt, q.first_gate_vt
            FROM tier_queue q
-          WHERE q.tier_queue < each.tier_queue
-          ORDER BY q.tier_queue DESC, q.epoch DESC LIMIT 1) next
+          WHERE q.tier_queue > each.tier_queue
+          ORDER BY q.tier_queue, q.epoch DESC LIMIT 1) next
 ) SELECT * FROM each;
 
 -- name: lane_last
@@ -79,9 +67,6 @@ SELECT {lane} FROM {array ?} j CROSS JOIN LATERAL (SELECT * FROM lane n WHERE n.
 -- name: lane_by_name
 SELECT {lane} FROM lane l WHERE l.name = ? ORDER BY l.lane DESC, l.epoch DESC LIMIT 1;
 
--- name: lane_by_number
-SELECT {lane} FROM lane l WHERE l.lane = ? ORDER BY l.epoch DESC LIMIT 1;
-
 -- name: heads
 -- The first message of each of these lanes, behind so many others.
 SELECT {head} FROM unnest(?1::int8[], ?2::int8[], ?3::int8[]) AS v (lane, first_rank, first_pos)
@@ -97,8 +82,49 @@ SELECT {group} FROM {array ?} j CROSS JOIN LATERAL (SELECT * FROM group_queue n
 SELECT {group} FROM group_queue g WHERE g.name = ? AND g.tier_queue = ?
     ORDER BY g.number DESC, g.epoch DESC LIMIT 1;
 
--- name: gate_read
-SELECT {gate} FROM gate WHERE name = ? ORDER BY epoch DESC LIMIT 1;
+-- name: gates
+-- As the shared statement.
+WITH RECURSIVE each AS (
+    (SELECT * FROM gate ORDER BY name, epoch DESC LIMIT 1)
+    UNION ALL SELECT next.* FROM each CROSS JOIN LATERAL
+        (SELECT * FROM gate n WHERE n.name > each.name ORDER BY n.name, n.epoch DESC LIMIT 1) next
+) SELECT {gate} FROM each gate WHERE name < {char}(28) OR name >= {char}(29);
+
+-- name: lanes_at_gate
+-- As the shared statement.
+SELECT lane, turn FROM lane WHERE gate = ?1 AND tier_queue = ?2 AND place = 3
+    AND (turn, lane) > (?3, ?4) AND turn >= coalesce((SELECT first_turn FROM gate_entry e
+        WHERE e.gate = ?1 AND e.tier_queue = ?2 ORDER BY epoch DESC LIMIT 1), 0)
+  ORDER BY turn, lane LIMIT ?5;
+
+-- name: gate_entry_read
+-- As the shared statement.
+SELECT l.turn, l.lane, l.vt, e.owner, e.vt, e.head, e.open, e.first_turn FROM (SELECT 1) one
+    LEFT JOIN LATERAL (SELECT * FROM gate_entry n WHERE n.gate = ?1 AND n.tier_queue = ?4
+        ORDER BY n.epoch DESC LIMIT 1) e ON e.head <> 0
+    LEFT JOIN LATERAL (SELECT turn, lane, vt FROM lane WHERE gate = ?1 AND tier_queue = ?2
+        AND place = 3 AND turn >= least(?3, e.first_turn) ORDER BY turn, lane LIMIT 1) l ON true;
+
+-- name: gate_entries_of
+WITH RECURSIVE each AS (
+    (SELECT tier_queue, head FROM gate_entry WHERE gate = ?1
+      ORDER BY tier_queue, epoch DESC LIMIT 1)
+    UNION ALL SELECT next.* FROM each CROSS JOIN LATERAL
+        (SELECT n.tier_queue, n.head FROM gate_entry n
+          WHERE n.gate = ?1 AND n.tier_queue > each.tier_queue
+          ORDER BY n.tier_queue, n.epoch DESC LIMIT 1) next
+) SELECT tier_queue FROM each WHERE head <> 0;
+
+-- name: gate_entries_open_set
+UPDATE gate_entry SET open = ?1, epoch = (SELECT last_value FROM turn) / 16
+ WHERE open <> ?1 AND head <> 0 AND ctid = ANY(ARRAY(WITH RECURSIVE each AS (
+    (SELECT tier_queue, ctid AS at FROM gate_entry WHERE gate = ?2
+      ORDER BY tier_queue, epoch DESC LIMIT 1)
+    UNION ALL SELECT next.* FROM each CROSS JOIN LATERAL
+        (SELECT n.tier_queue, n.ctid FROM gate_entry n
+          WHERE n.gate = ?2 AND n.tier_queue > each.tier_queue
+          ORDER BY n.tier_queue, n.epoch DESC LIMIT 1) next
+ ) SELECT at FROM each)) RETURNING tier_queue, owner, vt;
 
 -- name: key_states_recovered
 -- As the shared statement; the rows become free.
@@ -114,6 +140,16 @@ SELECT r.topic, r.score FROM {array ?2} j CROSS JOIN LATERAL (SELECT * FROM rece
 -- name: lane_rates_big
 SELECT tier_queue, place, seen, lately, before FROM lane WHERE big IS NOT NULL
  ORDER BY big DESC LIMIT ?;
+
+-- name: own_read_many
+SELECT p.topic, p.own FROM {array ?} j CROSS JOIN LATERAL (SELECT * FROM own_policy n
+    WHERE n.topic = j.value ORDER BY n.epoch DESC LIMIT 1) p;
+
+-- name: kept_read
+SELECT k.id, k.topic, k.slot, k.until, k.body FROM (VALUES (?, ?)) v
+ CROSS JOIN (VALUES (0), (1)) s (slot)
+ CROSS JOIN LATERAL (SELECT * FROM kept n WHERE n.id = v.column1 AND n.slot = s.slot
+    AND n.topic = v.column2 ORDER BY n.epoch DESC LIMIT 1) k;
 
 -- name: group_heads
 -- The first runnable lanes of these groups behind the virtual time of the first one, as JSON; only
@@ -151,9 +187,12 @@ INSERT INTO dead (mid, topic, died, until, reason, error)
 
 -- name: workers_list
 -- ?3: a pool, or NULL: all
-SELECT facts, started_us, beat_us, dead_us FROM workers
- WHERE id > ?1 AND until_us > ?2 AND (?3::text IS NULL OR jsonb_exists(pools::jsonb, ?3))
- ORDER BY id LIMIT ?4;
+WITH RECURSIVE each AS (
+    (SELECT * FROM workers WHERE id > ?1 ORDER BY id, epoch DESC LIMIT 1)
+    UNION ALL SELECT next.* FROM each CROSS JOIN LATERAL
+        (SELECT * FROM workers w WHERE w.id > each.id ORDER BY w.id, w.epoch DESC LIMIT 1) next
+) SELECT facts, started_us, beat_us, dead_us FROM each
+ WHERE until_us > ?2 AND (?3::text IS NULL OR jsonb_exists(pools::jsonb, ?3)) LIMIT ?4;
 
 -- name: turn_read
 -- The turn, the server's time in microseconds, the layout, and since when the disk is full.

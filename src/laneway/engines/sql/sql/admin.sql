@@ -243,6 +243,12 @@ SELECT (SELECT count(*) FROM lane l JOIN tier_queue q ON q.tier_queue = l.tier_q
          WHERE l.place = 1 AND l.vt < g.first_vt)
      + (SELECT count(*) FROM group_queue g JOIN tier_queue q ON q.tier_queue = g.tier_queue
          WHERE g.runnable > 0 AND g.vt < q.first_group_vt)
+     + (SELECT count(*) FROM gate_entry e JOIN tier_queue q ON q.tier_queue = e.owner
+         WHERE e.open = 1 AND e.vt < q.first_gate_vt)
+     + (SELECT count(*) FROM lane l JOIN gate_entry e ON e.gate = l.gate AND e.head <> 0
+           AND e.tier_queue = l.tier_queue
+         WHERE l.place = 3 AND l.turn < e.first_turn)
+     + (SELECT count(*) FROM sweep w JOIN shard s ON w.number < s.first_sweep)
      + (SELECT count(*) FROM event e JOIN shard s ON e.at < s.first_event)
      + (SELECT count(*) FROM lane l JOIN shard s ON l.place = 2 AND l.wake < s.first_asleep)
      + (SELECT count(*) FROM lane l JOIN shard s ON l.place = 0 AND l.wake < s.first_idle)
@@ -259,6 +265,10 @@ SELECT (SELECT count(*) FROM lane l JOIN tier_queue q ON q.tier_queue = l.tier_q
 -- name: serial_keys_begin
 -- Read the parked messages of all keys from the first possible place.
 UPDATE serial_key SET first_rank = ?;
+
+-- name: gate_entries_begin
+-- Read the lanes at all gates from the first possible turn.
+UPDATE gate_entry SET first_turn = 0;
 
 -- name: key_states_begin
 UPDATE key_state SET first_rank = ?;

@@ -4,7 +4,8 @@
 SELECT record FROM elections WHERE name = ?;
 
 -- name: election_insert
-INSERT INTO elections (name, record) VALUES (?, ?) ON CONFLICT (name) DO NOTHING;
+INSERT INTO elections (name, record) SELECT ?1, ?2
+ WHERE NOT EXISTS (SELECT 1 FROM elections WHERE name = ?1);
 
 -- name: election_replace
 UPDATE elections SET record = ? WHERE name = ? AND record = ?;

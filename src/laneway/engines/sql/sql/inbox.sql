@@ -33,4 +33,4 @@ SELECT 1 FROM inbox LIMIT 1;
 SELECT now, EXISTS (SELECT 1 FROM inbox) FROM shard;
 
 -- name: nonce_read
-SELECT nonce FROM shard;
+SELECT nonce FROM shard WHERE one = 1;

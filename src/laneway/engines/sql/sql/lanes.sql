@@ -4,15 +4,15 @@
 SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered,
     done, retried, died, merged,
        expired, removed, lanes, own, first_event, first_asleep, first_idle, first_wake,
-       tallies
-  FROM shard;
+       first_sweep, tallies
+  FROM shard WHERE one = 1;
 
 -- name: shard_write
 UPDATE shard SET seq = ?, fence = ?, now = ?, policy_version = ?, waiting = ?, bytes = ?,
     leased = ?, dead = ?, published = ?,
        delivered = ?, done = ?, retried = ?, died = ?, merged = ?, expired = ?, removed = ?,
            lanes = ?, own = ?, first_event = ?, first_asleep = ?, first_idle = ?, first_wake = ?,
-           tallies = ?
+           first_sweep = ?, tallies = ?
  WHERE one = 1;
 
 -- name: lane_last
@@ -65,13 +65,12 @@ SELECT min(at) FROM (
     UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 0 AND wake >= ?3)
     UNION ALL SELECT (SELECT min(wake) FROM gate WHERE wake >= ?4)
     UNION ALL SELECT (SELECT min(wake) FROM key_state WHERE wake >= ?4)
-    UNION ALL SELECT (SELECT 0 FROM sweep LIMIT 1)
 ) next;
 
 -- name: housekeeping_due
 -- When the first event is due, when the first lane that is asleep wakes, when the first idle one is
--- forgotten, when the first key and gate wake and the first known id, window and result end; and
--- whether a pattern is swept. One statement instead of one for each kind.
+-- forgotten, when the first key and gate wake and the first known id, window and result end. One
+-- statement instead of one for each kind.
 SELECT (SELECT min(at) FROM event WHERE at >= ?1),
        (SELECT min(wake) FROM lane WHERE place = 2 AND wake >= ?2),
        (SELECT min(wake) FROM lane WHERE place = 0 AND wake >= ?3),
@@ -79,8 +78,7 @@ SELECT (SELECT min(at) FROM event WHERE at >= ?1),
        (SELECT min(wake) FROM gate WHERE wake >= ?4),
        (SELECT min(until) FROM ident WHERE until >= ?4),
        (SELECT min(until) FROM edge WHERE until >= ?4),
-       (SELECT min(until) FROM kept WHERE until >= ?4),
-       EXISTS (SELECT 1 FROM sweep);
+       (SELECT min(until) FROM kept WHERE until >= ?4);
 
 -- name: lane_shrink
 -- After acks that do not change the place of the lane.
@@ -94,14 +92,15 @@ UPDATE lane SET leased = ?, done = ?, wake = nullif(?, 0) WHERE lane = ?;
 DELETE FROM lane WHERE lane = ?;
 
 -- name: tier_queues
-SELECT tier_queue, pool, tier, vt, carry, mean, delivered, first_vt, first_group_vt FROM tier_queue;
+SELECT tier_queue, pool, tier, vt, carry, mean, delivered, first_vt, first_group_vt,
+    first_gate_vt FROM tier_queue;
 
 -- name: tier_queue_insert
 INSERT INTO tier_queue (pool, tier) VALUES (?, ?) RETURNING tier_queue;
 
 -- name: tier_queue_write
 UPDATE tier_queue SET vt = ?, carry = ?, mean = ?, delivered = ?, first_vt = ?,
-    first_group_vt = ? WHERE tier_queue = ?;
+    first_group_vt = ?, first_gate_vt = ? WHERE tier_queue = ?;
 
 -- name: tier_queue_has_runnable
 SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt >= ?2)
@@ -109,7 +108,7 @@ SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt >= 
 
 -- name: tier_queue_has_work
 SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt >= ?2)
-    OR EXISTS (SELECT 1 FROM gate_entry WHERE owner = ?1 AND open = 1)
+    OR EXISTS (SELECT 1 FROM gate_entry WHERE owner = ?1 AND open = 1 AND vt >= ?4)
     OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND open = 1)
     OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND runnable > 0 AND vt >= ?3);
 
@@ -156,22 +155,25 @@ SELECT tier_queue FROM gate_entry WHERE gate = ?;
 
 -- name: gate_entry_read
 -- The first lane of a tier queue, or of a group, at a gate: its turn, number and virtual time; and
--- the entry as it is stored.
-SELECT l.turn, l.lane, l.vt, e.owner, e.vt, e.head, e.open FROM (SELECT 1) one
+-- the entry as it is stored. ?3: the earliest turn that this
+-- transaction has written there.
+SELECT l.turn, l.lane, l.vt, e.owner, e.vt, e.head, e.open, e.first_turn FROM (SELECT 1) one
     LEFT JOIN lane l ON l.lane = (SELECT lane FROM lane
         WHERE gate = ?1 AND tier_queue = ?2 AND place = 3 ORDER BY turn, lane LIMIT 1)
-    LEFT JOIN gate_entry e ON e.tier_queue = ?3 AND e.gate = ?1;
+    LEFT JOIN gate_entry e ON e.tier_queue = ?4 AND e.gate = ?1;
 
 -- name: gate_entry_write
-INSERT INTO gate_entry (tier_queue, gate, owner, vt, head, open) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO gate_entry (tier_queue, gate, owner, vt, head, open, first_turn)
+    VALUES (?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (tier_queue, gate) DO UPDATE SET owner = excluded.owner, vt = excluded.vt,
-        head = excluded.head, open = excluded.open;
+        head = excluded.head, open = excluded.open, first_turn = excluded.first_turn;
 
 -- name: gate_entry_delete
-DELETE FROM gate_entry WHERE tier_queue = ? AND gate = ?;
+DELETE FROM gate_entry WHERE (tier_queue, gate) IN (SELECT * FROM (VALUES (?, ?)));
 
 -- name: gate_entries_open_set
-UPDATE gate_entry SET open = ?1 WHERE gate = ?2 AND open <> ?1 RETURNING tier_queue, owner;
+UPDATE gate_entry SET open = ?1 WHERE gate = ?2 AND open <> ?1 
+    RETURNING tier_queue, owner, vt;
 
 -- name: policies
 SELECT layer, pattern, fields FROM policy;
@@ -226,16 +228,16 @@ DELETE FROM own_set WHERE no = ? AND uses <= 0;
 SELECT topic FROM (SELECT topic, own FROM own_policy LIMIT 10000) first WHERE own = ? LIMIT 1;
 
 -- name: sweep_begin
-INSERT INTO sweep (pattern, after) VALUES (?, '') ON CONFLICT (pattern) DO UPDATE SET after = '';
+INSERT INTO sweep (pattern) VALUES (?) RETURNING number;
 
 -- name: sweeps
-SELECT pattern, after FROM sweep ORDER BY pattern;
+SELECT number, pattern, after FROM sweep WHERE number >= ? ORDER BY number;
 
 -- name: sweep_go_on
-UPDATE sweep SET after = ? WHERE pattern = ?;
+UPDATE sweep SET after = ? WHERE number = ?;
 
 -- name: sweep_end
-DELETE FROM sweep WHERE pattern = ?;
+DELETE FROM sweep WHERE number = ?;
 
 -- name: setting_read
 SELECT value FROM setting WHERE name = ?;

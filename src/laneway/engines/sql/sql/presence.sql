@@ -2,15 +2,15 @@
 
 -- name: worker_beat
 INSERT INTO workers (id, pools, started_us, beat_us, dead_us, until_us, facts)
-    VALUES (?1, ?2, ?3, ?3, ?3 + ?4, ?3 + ?5, ?6)
+    VALUES (?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET pools = excluded.pools, beat_us = excluded.beat_us,
         dead_us = excluded.dead_us, until_us = excluded.until_us, facts = excluded.facts;
 
 -- name: workers_forget
-DELETE FROM workers WHERE until_us <= ?;
+DELETE FROM workers WHERE until_us BETWEEN ? AND ?;
 
 -- name: worker_leave
 DELETE FROM workers WHERE id = ?;
 
 -- name: shard_now
-SELECT now FROM shard;
+SELECT now FROM shard WHERE one = 1;

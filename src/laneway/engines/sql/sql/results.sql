@@ -9,8 +9,10 @@ INSERT INTO kept (id, topic, slot, until, generated, body) VALUES (?, ?, ?, ?, ?
 SELECT k.id, k.topic, k.slot, k.until, k.body FROM (VALUES (?, ?)) v
   {join} kept k ON k.id = v.column1 AND k.topic = v.column2;
 
--- name: kept_topic
-SELECT topic FROM kept WHERE id = ? AND generated = 1;
+-- name: kept_topics
+-- The topics of outcomes that are found by their generated ids alone.
+SELECT k.id, k.topic FROM {array ?} j
+  {join} kept k ON k.id = j.value AND k.slot = 0 AND k.generated = 1;
 
 -- name: kept_delete
 DELETE FROM kept WHERE id = ? AND topic = ?;
