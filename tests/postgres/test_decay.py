@@ -38,6 +38,7 @@ FLOWS: dict[str, tuple[int, int, dict[str, Any], Callable[[int], dict[str, Any]]
     "one group": (20, 100, {"group": "all"}, lambda _: {}),
     "a gate": (20, 100, {"gate": "g"}, lambda _: {}),
     "two gates": (20, 100, {"gate": ["g", "h"]}, lambda _: {}),
+    "priorities": (20, 100, {}, lambda n: {"priority": n % 3}),
     "ids": (20, 100, {}, lambda n: {"id": f"id-{n}"}),
     "known ids": (20, 100, {"dedupe": 0.01}, lambda n: {"id": f"id-{n}"}),
     "serial keys": (1, 100, {"serial": True}, lambda n: {"key": f"k{n % 40}"}),

@@ -325,4 +325,5 @@ class Connection:
         return self._version
 
     array = Array
+    keeps_deleted = True
     touched = staticmethod(touched)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from laneway.engines.shared.doctor import disagreement, finding, unhandled
 from laneway.engines.shared.states import DEAD, LEASES_END, PARKED, READY
 from laneway.engines.sql import key_limits, messages, views
-from laneway.engines.sql.rows import NO_RANK, Lane
+from laneway.engines.sql.rows import ANY_RANK, NO_RANK, Lane
 
 if TYPE_CHECKING:
     from laneway.engines.base import Check
@@ -164,7 +164,7 @@ def _positions(tx: Transaction, *, repair: bool = False) -> Check:
     if repair:
         for (number,) in lanes:
             lane = tx.lane(number)
-            lane.first_rank = NO_RANK
+            lane.first_rank, lane.ranks = NO_RANK, [ANY_RANK]
             tx.touch(lane)
     if repair and others:
         shard = tx.shard

@@ -1233,13 +1233,23 @@ class _Deliveries:
         """Read the first messages of these lanes, of each so many."""
         tx = self.tx
         rows: dict[int, list[Row]] = {number: [] for number in wanted}
-        few = {number: take for number, take in wanted.items() if take <= FEW_HEADS}
         lanes = tx.lane_cache.lanes
+        ranked = [number for number in wanted if lanes[number].ranks and tx.keeps_deleted]
+        few = {number: take for number, take in wanted.items() if take <= FEW_HEADS}
+        for number in ranked:
+            few.pop(number, None)
         reads: list[Read] = [
             ("head_of", number, lanes[number].first_rank, lanes[number].first_pos, take)
             for number, take in wanted.items()
-            if number not in few
+            if number not in few and number not in ranked
         ]
+        if ranked:
+            places = [
+                (number, *place, wanted[number])
+                for number in ranked
+                for place in lanes[number].first_places()
+            ]
+            reads.append(("ranked_heads", *map(tx.array, zip(*places, strict=True))))
         for offset in range(max(few.values(), default=0)):
             numbers = [number for number, take in few.items() if take > offset]
             firsts = (
@@ -1265,9 +1275,17 @@ class _Deliveries:
                     tx.ready.delete(number, row.rank, row.pos, row.seq)
             elif several:
                 row, lane = several[-1], lanes[number]
-                first = lane.first_rank, lane.first_pos
-                last.append((number, *first, row.rank, row.pos, row.seq))
-                lane.first_rank, lane.first_pos = row.rank, row.pos
+                if lane.ranks and tx.keeps_deleted:
+                    for rank, pos, end in lane.first_places():
+                        of_rank = [each for each in several if rank <= each.rank <= end]
+                        last += [
+                            (number, rank, pos, each.rank, each.pos, each.seq)
+                            for each in of_rank[-1:]
+                        ]
+                else:
+                    first = lane.first_rank, lane.first_pos
+                    last.append((number, *first, row.rank, row.pos, row.seq))
+                lane.begin_at(row.rank, row.pos)
         tx.run_many("ready_delete_head", last)
 
     def _deadline(self, policy: Resolved) -> int:

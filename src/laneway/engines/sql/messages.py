@@ -166,7 +166,7 @@ def arrive(tx: Transaction, lane: Lane, row: Row) -> None:
     lane.ready += 1
     if row.mid not in tx.messages.new:
         tx.ready.put((number, row.rank, row.pos, row.seq), row.mid)
-    if row.rank <= lane.first_rank:
+    if row.rank != lane.first_rank or row.pos < lane.first_pos:
         tx.expect_ready(lane, row)
     tx.grown[number] = lane
 

@@ -7,6 +7,7 @@ time that it takes with a msgspec struct. The others are structs, which are made
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,12 @@ NO_RANK = -(1 << 53)
 
 NONE = 1 << 62
 """As the first time or virtual time of an order: it is empty."""
+
+ANY_RANK = [NONE, 0]
+"""In the first places of a lane, see `Lane.expect`."""
+
+MOST_RANKS = 16
+"""Ranks of a lane whose first places are stored, besides the first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +98,7 @@ class Lane:
     keys_recover: int = 0  # when the rates of all its keys have recovered
     gates: str | None = None  # at several gates: all of them, see `gates_key`
     turns: dict[str, int] | None = None  # its virtual times at others than `gate`
+    ranks: list[list[int]] | None = None  # further first places, see `expect`
 
     stored_index: tuple[Any, ...] = ()  # the indexed columns as they are stored
     # what tallies.py has counted of this lane
@@ -142,6 +150,48 @@ class Lane:
         if self.gate is not None and self.turn:
             turns[self.gate] = self.turn
         self.gate, self.turn, self.turns = gate, turn, turns or None
+
+    def expect(self, rank: int, pos: int) -> bool:
+        """
+        A message becomes ready in this place. Returns whether that changes the first places.
+
+        `first_rank` and `first_pos` are the first place of all; `ranks` are those of higher ranks,
+        in order: no ready message is between one rank's messages and the next one's first place.
+        `ANY_RANK` at the end: nothing is known of ranks behind the one before.
+        """
+        first, ranks = (self.first_rank, self.first_pos), self.ranks or []
+        if rank <= first[0]:
+            if (rank, pos) >= first:
+                return False
+            if rank < first[0]:
+                ranks.insert(0, [*first])
+        elif first[0] != NO_RANK or ranks:
+            n = bisect_left(ranks, [rank])
+            found = ranks[n] if n < len(ranks) else None
+            if found == ANY_RANK or (found is not None and found[0] == rank and found[1] <= pos):
+                return False
+            if found is not None and found[0] == rank:
+                found[1] = pos
+            else:
+                ranks.insert(n, [rank, pos])
+            rank, pos = first
+        if len(ranks) > MOST_RANKS:
+            ranks[MOST_RANKS - 1 :] = [ANY_RANK]
+        self.first_rank, self.first_pos, self.ranks = rank, pos, ranks or None
+        return True
+
+    def begin_at(self, rank: int, pos: int) -> None:
+        """All ready messages before this place were delivered."""
+        self.first_rank, self.first_pos = rank, pos
+        if self.ranks is not None:
+            self.ranks = [each for each in self.ranks if each[0] > rank and self.ready] or None
+
+    def first_places(self) -> list[tuple[int, int, int]]:
+        """Where to read ready messages: from a rank and a position to the last rank."""
+        places = [(self.first_rank, self.first_pos)]
+        places += [(rank, pos) for rank, pos in self.ranks or () if rank != NONE]
+        ends = [rank for rank, _ in places[:-1]]
+        return [(*place, end) for place, end in zip(places, [*ends, NONE], strict=True)]
 
     def hold(self, now: int, until: int) -> None:
         """Count for how long a rate held it back until now; it does so until then."""
@@ -217,8 +267,9 @@ class Lane:
             self.held_since,
             self.held_until,
         )
-        if self.gates or self.turns:
-            rest = (self.flow, self.key_limits, self.keys_recover, self.gates, self.turns)
+        if self.gates or self.turns or self.ranks:
+            keys = (self.key_limits, self.keys_recover)
+            rest = (self.flow, *keys, self.gates, self.turns, self.ranks)
             self.more = msgspec.json.encode((*values, *rest)).decode()
             return
         if self.key_limits or self.keys_recover:

@@ -152,6 +152,7 @@ class Statements:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.array: Callable[[Sequence[Any]], Any] = connection.array
+        self.keeps_deleted = connection.keeps_deleted
         self.tables: dict[str, UnwrittenRows] = {}
         """By name: the tables that this transaction has used."""
 

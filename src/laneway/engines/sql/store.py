@@ -128,6 +128,9 @@ class Session(Protocol):
 class Connection(Session, Protocol):
     """One transaction of a store."""
 
+    keeps_deleted: bool
+    """Whether the database keeps deleted rows for a while, so that reads pass them."""
+
     def add_rows(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows with all columns of `message` or `lease`; values may be bytes or None."""
 

@@ -370,8 +370,7 @@ class Transaction(Statements):
 
     def expect_ready(self, lane: Lane, row: Row) -> None:
         """The message becomes ready in the lane, maybe before all others."""
-        if (row.rank, row.pos) < (lane.first_rank, lane.first_pos):
-            lane.first_rank, lane.first_pos = row.rank, row.pos
+        if lane.expect(row.rank, row.pos):
             self.touch(lane)
 
     def expect_event(self, at: int) -> None:

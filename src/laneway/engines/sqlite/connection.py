@@ -199,6 +199,7 @@ class Connection(sqlite3.Connection):
         return int(self.execute("PRAGMA data_version").fetchone()[0])
 
     array = staticmethod(msgspec.json.Encoder().encode)
+    keeps_deleted = False
     touched = staticmethod(_touched)
 
 

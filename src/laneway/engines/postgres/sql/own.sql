@@ -74,6 +74,18 @@ SELECT {head} FROM unnest(?1::int8[], ?2::int8[], ?3::int8[]) AS v (lane, first_
       WHERE r.lane = v.lane AND (r.rank, r.pos) >= (v.first_rank, v.first_pos)
       ORDER BY r.rank, r.pos, r.seq LIMIT 1 OFFSET ?4);
 
+-- name: ranked_heads
+-- The first messages of lanes, `take` of each, from its first places on.
+SELECT {head} FROM (
+    SELECT r.mid, v.take,
+           row_number() OVER (PARTITION BY r.lane ORDER BY r.rank, r.pos, r.seq) AS number
+      FROM unnest(?1::int8[], ?2::int8[], ?3::int8[], ?4::int8[], ?5::int8[])
+          AS v (lane, rank, pos, last, take)
+     CROSS JOIN LATERAL (SELECT * FROM ready n WHERE n.lane = v.lane
+         AND (n.rank, n.pos) >= (v.rank, v.pos) AND n.rank <= v.last
+         ORDER BY n.rank, n.pos, n.seq LIMIT v.take) r) f
+  JOIN message m ON m.mid = f.mid WHERE f.number <= f.take ORDER BY m.lane, f.number;
+
 -- name: groups_read
 SELECT {group} FROM {array ?} j CROSS JOIN LATERAL (SELECT * FROM group_queue n
     WHERE n.number = j.value ORDER BY n.epoch DESC LIMIT 1) g;
