@@ -41,7 +41,7 @@ How a settlement ends a lease.
 - `"ack"`: the message is finished.
 - `"retry"`: counts an attempt; the message is delivered again after `delay_us`, or after the
   policy's backoff. It becomes a dead letter when the policy's retries are used up.
-- `"dead"`: the message becomes a dead letter immediately, with `reason`.
+- `"dead"`: counts an attempt; the message becomes a dead letter immediately, with `reason`.
 - `"release"`: returns the message without counting an attempt; `begun=False` returns its rate
   permit too.
 - `"back_off"`: releases the message, and the topic delivers nothing for `delay_us`. The default is

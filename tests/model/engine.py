@@ -1207,6 +1207,7 @@ class Engine(Lanes):
         if settlement.action == "retry":
             return self._retry(message, settlement)
         if settlement.action == "dead":
+            message.attempts += 1
             reason = settlement.reason or "the handler refused it"
             self._add_to_history(message, reason, settlement.error)
             return self._die(message, reason, settlement.error)

@@ -545,6 +545,7 @@ def _end_unacked(
     row.deliveries += 1
     row.odd = 1
     action = settlement.action
+    row.attempts += action in ("retry", "dead")
     topic = messages.topic_of(row, lane)
     if action == "retry":
         return _retry(tx, lane, row, settlement, topic)
@@ -567,7 +568,6 @@ def _retry(
     tx: Transaction, lane: Lane, row: Row, settlement: Settlement, topic: str
 ) -> SettlementAnswer:
     policy = tx.policy(topic)
-    row.attempts += 1
     what = settlement.reason or "failed"
     messages.add_history(tx, row.mid, what, settlement.error)
     if row.attempts > policy.retries:

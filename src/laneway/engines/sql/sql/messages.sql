@@ -8,8 +8,8 @@ UPDATE message SET state = ? WHERE mid IN (SELECT value FROM {array ?} j);
 
 -- name: messages_bury
 -- Leased messages become dead letters, see `messages.bury`.
-UPDATE message SET lane = 0, state = 3, odd = 1, deliveries = deliveries + 1
-    WHERE mid IN (SELECT value FROM {array ?} j);
+UPDATE message SET lane = 0, state = 3, odd = 1, deliveries = deliveries + 1,
+    attempts = attempts + 1 WHERE mid IN (SELECT value FROM {array ?} j);
 
 -- name: messages_with_headers
 SELECT {message} FROM {array ?} j {join} message m ON m.mid = j.value

@@ -188,8 +188,7 @@ local settling = part(function(settling)
             messages.add_history(record, REASONS.unhandled)
             return die(lane, record, REASONS.unhandled)
         end
-        local delay = min(UNHANDLED_FIRST * 2 ^ min(record.unhandled_times, 16),
-            UNHANDLED_MAX)
+        local delay = min(UNHANDLED_FIRST * 2 ^ min(record.unhandled_times, 16), UNHANDLED_MAX)
         record.unhandled_times = record.unhandled_times + 1
         return_to_lane(lane, record, shard.now + delay)
         return 'released'
@@ -231,6 +230,7 @@ local settling = part(function(settling)
         if settlement[ACTION] == 'retry' then
             return retry(lane, record, settlement)
         elseif settlement[ACTION] == 'dead' then
+            record.attempts = record.attempts + 1
             local reason = settlement[REASON] or REASONS.refused
             messages.add_history(record, reason, settlement[FAILURE])
             return die(lane, record, reason, settlement[FAILURE])
