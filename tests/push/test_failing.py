@@ -197,13 +197,22 @@ def test_a_long_pause_is_explained(app: Laneway, receiver: Receiver) -> None:
         [each.text for each in app.explain_topic("push.x").reasons],
         app.explain(message.id, topic="push.x").reasons,
     ):
-        assert "endpoint asks for pauses: HTTP 429, Retry-After 3600 s" in reasons[0]
+        assert "endpoint asks for pauses: HTTP 429, Retry-After 3600 s, " in reasons[0]
         assert any("backs off for" in each or "next try in" in each for each in reasons)
     assert [each.topic for each in app.endpoints.list(state="busy")] == ["push.x"]
     receiver.answers["/x"] = lambda: (200, {})
     app.topic("push.x").back_off(0)
     app.run_worker(burst=True)
     assert endpoint.info().state == "healthy"
+
+
+def test_a_topic_without_an_endpoint_is_explained(app: Laneway) -> None:
+    """Even if no topic has one: the program pushes it."""
+    app.publish("push.x", 1)
+    with running(app):
+        wait_for(lambda: "endpoint" in app.explain_topic("push.x").reasons[0].text)
+    (first,) = [each for each in app.explain_topic("push.x").reasons if each.cause == "unhandled"]
+    assert "start a worker" in first.advice  # nobody who runs is known to push it
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from laneway.admin import topic_reasons, workers
 from laneway.admin.topic_reasons import TopicExplanation, TopicReason
+from laneway.policy import handling_patterns
 from laneway.push import delivery_log, table
 from laneway.push.secret_store import KEY_VARIABLE
 from laneway.units import SECOND, counted
@@ -58,10 +59,9 @@ def explain_topic(
         found.reasons = own + found.reasons if decides else found.reasons + own
         if not own and found.reasons[0].cause == "empty":
             _add_last_attempt(engine, found, now_us)
-    elif shows_endpoint and shows_others and _lacks_one(engine, found):
-        quoted, beside = shlex.quote(topic), f"{topic.rpartition('.')[0]}.*"
-        text = f"it has no endpoint, and other topics of {beside} have one"
-        found.reasons[0] = TopicReason("no_endpoint", text, f"laneway endpoint set {quoted} URL")
+    elif shows_endpoint and shows_others and (others := _have_one(engine, found)):
+        advice = f"laneway endpoint set {shlex.quote(topic)} URL"
+        found.reasons[0] = TopicReason("no_endpoint", f"it has no endpoint, and {others}", advice)
     return found
 
 
@@ -124,13 +124,22 @@ def _add_sent(engine: FullEngine, found: Explanation, topic: str, record: Record
         found.add("events", _events_text(record))
 
 
-def _lacks_one(engine: FullEngine, found: TopicExplanation) -> bool:
-    """Whether no worker has a handler for a topic, and its neighbor topics have endpoints."""
+def _have_one(engine: FullEngine, found: TopicExplanation) -> str:
+    """What shows that a topic whose messages nobody handles needs an endpoint, or ""."""
     if not found.reasons or found.reasons[0].cause != "unhandled":
-        return False
+        return ""
     beside = found.topic.rpartition(".")[0] + "."
     names = engine.records("endpoint", limit=1, after=beside)
-    return any(name.startswith(beside) for name, _ in names)
+    if any(name.startswith(beside) for name, _ in names):
+        return f"other topics of {beside}* have one"
+    covering = set(handling_patterns(found.topic))
+    pushing = (
+        each
+        for each in workers.read_all(engine)
+        if each.state == "running" and each.facts.keys is not None
+    )
+    is_pushed = any(covering.intersection(each.facts.patterns or ()) for each in pushing)
+    return "workers push the messages of its pattern" if is_pushed else ""
 
 
 def _decides(record: Record, found: TopicExplanation, own: list[TopicReason]) -> bool:
@@ -211,7 +220,7 @@ def _condition_text(record: Record, now_us: int) -> str | None:
         often = (
             f"; {condition.busy:,} answers in a row, the first one" if condition.busy > 1 else ""
         )
-        return f"endpoint asks for pauses: {condition.text}{often}{since}"
+        return f"endpoint asks for pauses: {condition.text}{often or ','}{since}"
     if not condition.failing_since_us:
         return None
     what = "needs attention" if condition.attention else "fails"
