@@ -18,13 +18,14 @@ from laneway.subscriptions import SEPARATOR, consumer_pool, is_copy
 from laneway.working import commands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from laneway.engines.base import (
         Explanation,
         FullEngine,
         MessageView,
         Overview,
+        TopicStats,
         WorkerFacts,
         WorkerView,
     )
@@ -351,9 +352,14 @@ class Coverage:
         found = {pool: self.holder(pool) for pool in self._in_pool}
         return {pool: holder for pool, holder in found.items() if holder is not None}
 
-    def unserved_pools(self, overview: Overview) -> list[str]:
-        """The pools that have messages to run now and that no worker serves."""
-        pools = {tier.pool for tier in overview.tiers if tier.runnable}
+    def unserved_pools(self, overview: Overview, topics: Iterable[TopicStats] = ()) -> list[str]:
+        """
+        The pools that have messages to run now and that no worker serves. They include the pools
+        of those `topics` that wait for their rates or back off.
+        """
+        pools = {tier.pool for tier in overview.tiers if tier.runnable}.union(
+            each.pool for each in topics if each.ready and each.state == "asleep"
+        )
         return sorted(pool for pool in pools if not (self.serves_pool(pool) or SEPARATOR in pool))
 
 

@@ -15,6 +15,7 @@ from laneway.engines.base import WorkerFacts
 from laneway.errors import BacklogFull, BadMessage
 from laneway.gateway.dashboard import standing_out
 from laneway.history import sampling
+from laneway.message import Settlement
 from laneway.producing import refused
 from laneway.push import events, table
 from laneway.push.secret_store import KEY_VARIABLE, new_key
@@ -37,6 +38,17 @@ def test_the_largest_backlog_is_named_whatever_else_is_wrong(tmp_path: Path) -> 
         assert "7 pools have work that could run, and no worker: default, pool-0, pool-1" in words
         assert "push.flood holds 9" in words
         assert "of the backlog" in words
+
+
+def test_topics_that_wait_for_their_rates_need_a_worker_too(tmp_path: Path) -> None:
+    with Laneway(f"sqlite:///{tmp_path}/store.db") as app, running(app) as browser:
+        app.policy("slow", rate="1/h")
+        app.publish_many([Message("slow", 1), Message("slow", 2)])
+        (lease,) = app.engine.lease(1).leases
+        app.engine.settle([Settlement(lease.handle, lease.fence, "ack")])
+        assert "Pool default has 1 message that could run, and no worker" in browser.get("/").words
+        beat(app, pools=["default"])
+        assert "no worker" not in browser.get("/").words
 
 
 def test_the_state_in_words(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def _flooding(view: View) -> TopicStats | None:
 
 
 def _unserved(view: View) -> Iterator[Sentence]:
-    pools = view.reader.coverage().unserved_pools(view.reader.overview())
+    pools = view.reader.coverage().unserved_pools(view.reader.overview(), view.reader.largest())
     if pools:
         yield Sentence(
             f"Pool {pools[0]}" if len(pools) == 1 else f"{len(pools)} pools",

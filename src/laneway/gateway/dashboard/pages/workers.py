@@ -30,7 +30,7 @@ def build(view: View) -> dict[str, Any]:
         "workers": [_row(each, now_us) for each in found],
         "is_cut": len(found) == MAX_WORKERS,
         "versions": sorted(versions.items()),
-        "unserved": coverage.unserved_pools(reader.overview()),
+        "unserved": coverage.unserved_pools(reader.overview(), reader.largest()),
         "coverage": coverage,
         "may_operate": view.may("operate"),
     }
