@@ -275,6 +275,7 @@ def test_threads_are_divided_among_domains(monkeypatch: pytest.MonkeyPatch) -> N
     loop.move(resolver.LOOKUP_SECONDS)
     assert known.find("0.hang.example").problem == "no answer within 5 s"
     assert known.find("99.hang.example").problem == ""  # it waits for a thread
+    wait_for(lambda: names.running["hang.example"] == resolver.MAX_OF_DOMAIN)
     names.released.set()
     for _ in range(100):
         loop.run_one()
