@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import heapq
-import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from laneway.headers import COST
 from laneway.message import Draft, Lease, Settlement
 from laneway.policy import Gate, default_burst
 from laneway.testing.simulation.checks import Bucket
+from laneway.testing.simulation.clock import Clock
+from laneway.testing.simulation.store import AGAIN_US
 from laneway.units import SECOND
 from tests.fairness.cases import LONGEST, SHORTEST, Case, keys_of, rated
 from tests.model.fair_rates import Topic
-
-START = 2_200_000_000 * SECOND
-"""Later than the clocks of all servers."""
-
-AGAIN_US = 1_000
-"""How soon a worker asks again if the engine knows more right now."""
 
 SHARDED = 1.1
 """Factor of rates and bursts that several shards may reach."""
@@ -64,8 +59,8 @@ class Simulation:
 
     def __init__(self, case: Case, engine: Any, shards: int = 1) -> None:
         self.case, self.engine, self.shards = case, engine, shards
-        self.draw = random.Random(case.seed)
-        self.now = START
+        self.clock = Clock(case.seed)
+        self.draw = self.clock.random
         self.deliveries: list[Delivery] = []
         self.exceeded: dict[str, float] = {}
         self.running: Counter[str] = Counter()
@@ -79,23 +74,30 @@ class Simulation:
             for what, _, topics in rated(case.system)
         }
         self._keys = {topic.name: keys_of(topic) for topic in case.system.topics}
-        self._events: list[tuple[int, int, str, Any]] = []
-        self._numbers = iter(range(1 << 60))
+        self._ended: list[Settlement] = []
         self._wake: int | None = None
+
+    @property
+    def now(self) -> int:
+        """Microseconds."""
+        return self.clock.now
 
     def run(self) -> None:
         self._set_up()
-        end = START + round(self.case.length * SECOND)
+        end = self._time(self.case.length)
         while (at := min(self._times(), default=end)) < end:
-            self.now = at
-            self._happen()
+            self.clock.run(at)
+            self._settle()
             self._top_up()
             while self._lease_round() and self._top_up():
                 pass
 
+    def _time(self, seconds: float) -> int:
+        return self.clock.start + round(seconds * SECOND)
+
     def _times(self) -> Iterator[int]:
-        if self._events:
-            yield self._events[0][0]
+        if (event := self.clock.next) is not None:
+            yield event
         if self._wake is not None and any(self.free):
             yield self._wake
 
@@ -113,45 +115,38 @@ class Simulation:
         for topic in system.topics:
             self.engine.policy_set("code", topic.name, policy_of(self.case, topic), now_us=self.now)
             for begin, end in self.case.active[topic.name]:
-                self._at(START + round(begin * SECOND), "comes", topic.name)
-                self._at(START + round(end * SECOND), "leaves", topic.name)
+                self.clock.at(self._time(begin), partial(self._come, topic.name))
+                self.clock.at(self._time(end), partial(self._leave, topic.name))
         if self.shards > 1:
             self._renew()
 
     # Events
 
-    def _at(self, time: int, what: str, about: Any) -> None:
-        heapq.heappush(self._events, (time, next(self._numbers), what, about))
+    def _come(self, topic: str) -> None:
+        self.waiting[topic] = Counter(dict.fromkeys(self._keys[topic], 0))
 
-    def _happen(self) -> None:
-        """Let everything happen that is due, and settle what has ended in one call."""
-        ended: list[Settlement] = []
-        while self._events and self._events[0][0] <= self.now:
-            _, _, what, about = heapq.heappop(self._events)
-            if what == "ends":
-                ended.append(self._end(*about))
-            elif what == "comes":
-                self.waiting[about] = Counter(dict.fromkeys(self._keys[about], 0))
-            elif what == "leaves":
-                del self.waiting[about]
-                self.engine.topic_purge(about, now_us=self.now)
-            else:
-                self._renew()
-        if ended:
-            answers = self.engine.settle(ended, now_us=self.now)
-            assert set(answers) == {"acked"}, answers
+    def _leave(self, topic: str) -> None:
+        del self.waiting[topic]
+        self.engine.topic_purge(topic, now_us=self.now)
 
-    def _end(self, worker: int, lease: Lease, cost_us: int) -> Settlement:
+    def _end(self, worker: int, lease: Lease, cost_us: int) -> None:
         self.free[worker] += 1
         for what, _ in self._concurrencies(self.topics[lease.topic], lease.key):
             self.running[what] -= 1
-        return Settlement(lease.handle, lease.fence, cost_us=cost_us)
+        self._ended.append(Settlement(lease.handle, lease.fence, cost_us=cost_us))
+
+    def _settle(self) -> None:
+        """Settle in one call what has ended at this time."""
+        if self._ended:
+            answers = self.engine.settle(self._ended, now_us=self.now)
+            assert set(answers) == {"acked"}, answers
+            self._ended = []
 
     def _renew(self) -> None:
         """Let shards exchange their grants, also while no worker leases."""
         grants = self.engine._grants
         grants.renew(self.now)
-        self._at(self.now + round(grants._every * SECOND), "renew", None)
+        self.clock.after(grants._every, self._renew)
 
     def _top_up(self) -> bool:
         """Publish, so that each active topic has a backlog; returns whether it published."""
@@ -200,12 +195,12 @@ class Simulation:
 
     def _begin(self, worker: int, lease: Lease) -> None:
         topic = self.topics[lease.topic]
-        self.deliveries.append(Delivery((self.now - START) / SECOND, lease.topic))
+        self.deliveries.append(Delivery(self.clock.seconds, lease.topic))
         self.waiting[lease.topic][lease.key] -= 1
         self.free[worker] -= 1
         self._check(topic, lease.key)
         took = round(topic.seconds * self.draw.uniform(SHORTEST, LONGEST) * SECOND)
-        self._at(self.now + took, "ends", (worker, lease, took))
+        self.clock.at(self.now + took, partial(self._end, worker, lease, took))
 
     # Limits
 

@@ -49,6 +49,11 @@ class Clock:
         """Seconds since the start."""
         return (self.now - self.start) / SECOND
 
+    @property
+    def next(self) -> int | None:
+        """The time of the next event, or None if none is planned."""
+        return self._events[0][0] if self._events else None
+
     def at(self, time: int, event: Callable[[], object]) -> None:
         """Call a function at a time in microseconds, or now if that has passed."""
         heapq.heappush(self._events, (max(time, self.now), next(self._numbers), event))
