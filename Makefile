@@ -50,7 +50,7 @@ histories: $(READY) ## 500 random histories on each engine, in lockstep with the
 fairness: $(READY) ## 10,000 random combinations of limits on the model and 1,000 on each engine, compared with fair rates (hours); LANEWAY_SEED=7 repeats some
 	LANEWAY_FAIRNESS=1 $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/fairness $(ARGS)
 
-simulate: $(READY) ## 1,000 random fleets with crashes, lost answers and clocks that jump, in virtual time (an hour); LANEWAY_SEED=7 repeats some
+simulate: $(READY) ## 1,000 random fleets with crashes, lost answers, clocks that jump and shards that move, in virtual time (an hour); LANEWAY_SEED=7 repeats some
 	LANEWAY_SIMULATE=1 $(BIN)/python -m pytest -s -n auto --timeout 36000 tests/simulation $(ARGS)
 
 conformance: $(READY) ## the whole conformance suite on every way to connect; make test leaves out repetitions

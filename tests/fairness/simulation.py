@@ -11,15 +11,12 @@ from typing import Any
 from laneway.headers import COST
 from laneway.message import Draft, Lease, Settlement
 from laneway.policy import Gate, default_burst
-from laneway.testing.simulation.checks import Bucket
+from laneway.testing.simulation.checks import Bucket, shared_bucket
 from laneway.testing.simulation.clock import Clock
 from laneway.testing.simulation.store import AGAIN_US
 from laneway.units import SECOND
 from tests.fairness.cases import LONGEST, SHORTEST, Case, keys_of, rated
 from tests.model.fair_rates import Topic
-
-SHARDED = 1.1
-"""Factor of rates and bursts that several shards may reach."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,6 @@ class Simulation:
         self.topics = {topic.name: topic for topic in case.system.topics}
         self.free = list(case.workers)
         self.waiting: dict[str, Counter[str | None]] = {}
-        self._slack = SHARDED if shards > 1 else 1.0
         self._buckets: dict[str, Bucket] = {}
         self._largest = {
             what: max((topic.cost for topic in topics), default=1)
@@ -214,10 +210,8 @@ class Simulation:
             self._note(f"rate of {what}", self._buckets[what].take(self.now, cost))
 
     def _bucket(self, what: str, rate: float, burst: float | None) -> Bucket:
-        """On several shards each place may be overdrawn by one message above its part."""
         whole = burst if burst is not None else default_burst(rate)
-        places = min(self.shards, 1 + int((whole - 1) // 2))
-        return Bucket(rate, whole, self._slack, places, self._largest.get(what, 1))
+        return shared_bucket(rate, whole, self._largest.get(what, 1), self.shards)
 
     def _note(self, what: str, excess: float) -> None:
         if excess > self.exceeded.get(what, 0.0):

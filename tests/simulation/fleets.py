@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import random
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, cast
 
 from laneway.engines import open_engine
-from laneway.engines.base import FullEngine, Settings
+from laneway.engines.base import Capabilities, FullEngine, Settings
 from laneway.headers import COST
 from laneway.message import Draft, Message
 from laneway.policy import Gate
@@ -30,12 +35,18 @@ from laneway.testing.simulation import (
 from laneway.units import SECOND
 from tests.conformance.valkey_setups import server
 from tests.model import Model
+from tests.server_groups import Cluster
 from tests.simulation.elections import Candidate, Elections
 from tests.simulation.schedules import Schedules, SchedulingWorker, install
+
+MEMORY = "/dev/shm"
+"""A folder in memory."""
 
 
 class ClosedModel(Model):
     """The model, opened and closed as engines are."""
+
+    capabilities = Capabilities("model", frozenset(), False, False, False)
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(TIERS, random=settings.random or random.random)
@@ -44,10 +55,29 @@ class ClosedModel(Model):
         pass
 
 
+def folder() -> str:
+    """A new folder, in memory where the system has one."""
+    path = tempfile.mkdtemp(dir=MEMORY if os.path.isdir(MEMORY) else None)
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+@cache
+def cluster() -> Cluster:
+    """Two servers, between which shards move."""
+    started = Cluster(2, 0).__enter__()
+    atexit.register(started.close)
+    started.never_replace()
+    return started
+
+
 ENGINES: dict[str, Callable[[Settings], FullEngine]] = {
     "sqlite": lambda settings: open_engine("sqlite://", settings),
     "model": lambda settings: cast("FullEngine", ClosedModel(settings)),
     "valkey": lambda settings: open_engine(f"{server().url}?timeout=60", settings),
+    "sqlite-4": lambda settings: open_engine(f"sqlite:///{folder()}?shards=4", settings),
+    "valkey-4": lambda settings: open_engine(f"{server().url}?shards=4&timeout=60", settings),
+    "valkey-moves": lambda settings: open_engine(f"{cluster().url}?shards=4&timeout=60", settings),
 }
 
 STATES: list[dict[str, float]] = [
@@ -125,6 +155,8 @@ class Drawing:
         if self.chance(0.5):
             actions = [self.cancel, self.change_policy, self.pause, self.redrive, self.purge]
             fleet.add(Operator(store, self.length / 10, actions))
+        if "cluster" in getattr(store.engine, "url", ""):
+            fleet.add(Operator(store, self.length / 20, [self.move_shard]))
         if faults:
             if "jump" in faults:
                 fleet.run(10)  # candidates know each other before the first jump
@@ -205,6 +237,15 @@ class Drawing:
 
     async def redrive(self, store: Store) -> None:
         await store.call("dead_redrive", self.any_topic())
+
+    async def move_shard(self, store: Store) -> None:
+        """Move the slot of a shard to the other server."""
+        key = cast("Any", store.engine)._space.key(
+            store.clock.random.randrange(store.shards), "shard"
+        )
+        slot = int(cluster().masters[0].run("CLUSTER", "KEYSLOT", key))
+        source = cluster().owner(slot)
+        cluster().move_keys(slot, next(each for each in cluster().masters if each is not source))
 
     async def purge(self, store: Store) -> None:
         await store.call("topic_purge", self.any_topic())

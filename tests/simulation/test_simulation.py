@@ -13,8 +13,15 @@ from tests.simulation.fleets import run
 LONGER = "LANEWAY_SIMULATE"
 """The variable by which `make simulate` asks for more and longer fleets."""
 
-FLEETS = {"sqlite": 10, "valkey": 5, "model": 5}
-MORE_FLEETS = {"sqlite": 600, "valkey": 300, "model": 100}
+FLEETS = {"sqlite": 8, "sqlite-4": 3, "valkey": 4, "valkey-4": 2, "valkey-moves": 1, "model": 5}
+MORE_FLEETS = {
+    "sqlite": 400,
+    "sqlite-4": 200,
+    "valkey": 200,
+    "valkey-4": 80,
+    "valkey-moves": 20,
+    "model": 100,
+}
 FAIR, MORE_FAIR = {"sqlite": 1, "model": 1}, {"sqlite": 50, "valkey": 50, "model": 50}
 SECONDS, MORE_SECONDS = 4.0, 60.0
 
@@ -51,9 +58,10 @@ def test_no_topic_starves(engine: str, number: int) -> None:
     assert not any(verdict.is_starved for verdict in judgment.verdicts), judgment.table()
 
 
-def test_one_seed_gives_one_history() -> None:
+@pytest.mark.parametrize("engine", ["sqlite", "sqlite-4"])
+def test_one_seed_gives_one_history(engine: str) -> None:
     """The same seed gives the same calls at the same times, with each fault."""
-    reports = [run(7, "sqlite", 5.0) for _ in range(2)]
+    reports = [run(7, engine, 5.0) for _ in range(2)]
     assert reports[0].store.calls == reports[1].store.calls
     assert reports[0].clock.now == reports[1].clock.now
     assert reports[0].messages.waits == reports[1].messages.waits

@@ -70,7 +70,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     - `default_tier`: the tier of topics whose policy names none.
     - `max_backlog` (messages), `max_backlog_bytes`, `on_full`: limit the whole namespace.
     - `create`: if False, a store that does not exist is an error.
-    - `random`: a test hook that replaces the random number (0 … 1) in the jitter of backoffs.
+    - `random`: a test hook that replaces the random number (0 … 1) in the jitter of backoffs and in
+      the order of shards.
     """
 
     namespace: str = "default"

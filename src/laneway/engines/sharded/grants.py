@@ -48,7 +48,7 @@ from laneway.topic_groups import TOPIC
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from laneway.engines.shared.adaptive import Share
 
@@ -284,7 +284,7 @@ class Look(NamedTuple):
 class Grants:
     """Keeps the grants of one namespace where they are needed."""
 
-    def __init__(self, gates: Gates) -> None:
+    def __init__(self, gates: Gates, draw: Callable[[], float] = random.random) -> None:
         self._gates = gates
         self._next = {True: 0.0, False: 0.0}
         """When to look, by the machine's clock (True) and by that of a caller."""
@@ -295,7 +295,7 @@ class Grants:
         self._luck: list[float] = []
         self._turns: dict[str, Turns] = {}
         self._grown: set[int] = set()
-        self._random = random.Random()
+        self._random = random.Random(draw())
 
     @property
     def look_at(self) -> float:

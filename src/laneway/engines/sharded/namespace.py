@@ -8,10 +8,10 @@ arguments and answers are plain values.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from laneway.engines.sharded.grants import Grant
+from laneway.engines.sharded.grants import Gates, Grant
 from laneway.engines.sharded.routes import generated_number
 from laneway.engines.sharded.splitting import group, rounds
 from laneway.engines.shared import gates
@@ -82,7 +82,7 @@ class PolicyChange(NamedTuple):
     may_change_lanes: bool = False
 
 
-class ShardedNamespace(ABC):
+class ShardedNamespace(Gates):
     """The state of one namespace in this process. All processes agree by versions."""
 
     name: str

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import msgspec
 
 from laneway.engines.base import HOUSEKEEPING_LIMIT, SIGNALS_HEADER
+from laneway.engines.sharded.grants import Grants
 from laneway.engines.sharded.splitting import Numbers, by_shard, pages_within, partial_call
 from laneway.engines.sharded.visits import Visits
 from laneway.engines.shared.copies import copies_of, count_copies
@@ -28,7 +29,7 @@ from laneway.message import Batch, StoredResult
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from laneway.engines.sharded.grants import Grants
+    from laneway.engines.base import Settings
     from laneway.engines.sharded.namespace import ShardedNamespace
     from laneway.engines.sharded.routes import Route
     from laneway.message import (
@@ -132,12 +133,13 @@ class ShardedQueue(ABC):
     most_at_once: ClassVar[int]
     """Messages that one call on a shard puts atomically, or settles with what they publish."""
 
-    def __init__(self, namespace: ShardedNamespace, grants: Grants) -> None:
+    def __init__(self, namespace: ShardedNamespace, settings: Settings) -> None:
+        draw = settings.random or random.random
         self._namespace = namespace
-        self._grants = grants
+        self._grants = Grants(namespace, draw)
         self._numbers = Numbers(namespace.shards)
-        self._visits = Visits(namespace.shards, random.randrange(namespace.shards))
-        self._spread = itertools.count(random.randrange(1 << 16))
+        self._visits = Visits(namespace.shards, int(draw() * namespace.shards))
+        self._spread = itertools.count(int(draw() * (1 << 16)))
 
     # One shard
 

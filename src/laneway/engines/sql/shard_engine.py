@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from laneway.engines.base import BY_OPERATOR, Capabilities, Check, DoctorStep, StorePart
 from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
-from laneway.engines.sharded.grants import Grants
 from laneway.engines.sharded.presence import ShardedCoordination
 from laneway.engines.sharded.queue import LeaseRequest, Rerouted, ShardedQueue
 from laneway.engines.sharded.splitting import Numbers, by_shard, group
@@ -84,7 +83,7 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
     def __init__(self, url: str, settings: Settings, space: ShardsOfNamespace) -> None:
         self._notified: set[int] = set()
         self._space = space
-        super().__init__(space, Grants(space))
+        super().__init__(space, settings)
         self._numbers = ShardNumbers(space.shards)
         self._wakeup = space.wakeup
         self.url = url

@@ -15,7 +15,6 @@ from msgspec import UNSET
 
 from laneway import subscriptions
 from laneway.engines.base import HOUSEKEEPING_LIMIT, MAX_PASSED_OVER, Capabilities
-from laneway.engines.sharded.grants import Grants
 from laneway.engines.sharded.queue import (
     LeaseRequest,
     Rerouted,
@@ -123,7 +122,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
 
     def __init__(self, url: str, settings: Settings) -> None:
         self._space = Namespace(url, settings, layouts.bring_up)
-        super().__init__(self._space, Grants(self._space))
+        super().__init__(self._space, settings)
         self.url = url
         self.namespace = settings.namespace
         self.durability: str = self._space.server.durability

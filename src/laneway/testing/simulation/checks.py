@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from laneway import headers as control
+from laneway.engines.shared.gates import rate_places
 from laneway.message import Draft, Lease, Settlement
 from laneway.policy import Gate, default_burst, gate_names
 from laneway.testing.simulation.store import Call, Store
@@ -24,6 +25,9 @@ from laneway.units import SECOND
 
 BACK_US = 10 * SECOND
 """How long after its end a lease may still be unnoticed."""
+
+SHARDED = 1.1
+"""Factor of rates and bursts that several shards may reach."""
 
 ROUNDED = 0.01
 """Permits by which a bucket may differ by rounding."""
@@ -90,7 +94,7 @@ class Messages(Check):
         self.counts: Counter[tuple[str, str]] = Counter()
         """By topic and what happened."""
         self._leased_at = 0
-        """When somebody leased last: the engine takes back leases then."""
+        """When somebody leased last, from all shards: the engine takes back leases then."""
 
     # Accepting
 
@@ -121,7 +125,8 @@ class Messages(Check):
     # Leases
 
     def saw_lease(self, call: Call) -> None:
-        self._leased_at = call.now
+        if self.store.shards == 1 or len(call.answer.leases) < call.arguments[0]:
+            self._leased_at = call.least
         most = call.options.get("max_lease_us")
         for lease in call.answer.leases:
             if most is not None and lease.deadline_us > call.now + most:
@@ -270,6 +275,16 @@ class Bucket:
         return self._used - max(self._burst, cost) - ROUNDED
 
 
+def shared_bucket(rate: float, burst: float, largest: int, shards: int) -> Bucket:
+    """
+    The bucket of a limit that shards share: each place may be overdrawn by one message.
+
+    `largest`: what a message costs at most.
+    """
+    places = min(shards, rate_places(Gate(rate, burst)))
+    return Bucket(rate, burst, SHARDED if shards > 1 else 1.0, places, largest)
+
+
 @dataclass
 class _Limit:
     held: list[Held] = field(default_factory=list)
@@ -303,7 +318,7 @@ class Limits(Check):
             for name, rate, burst, concurrency in self._limits_of(lease):
                 limit = self._limits[name]
                 cost = 1 if name.startswith("key ") else control.cost(lease.headers)
-                if rate is not None:
+                if rate is not None and not self.store.is_stopped:
                     limit.grants.append((held, rate, burst or default_burst(rate), cost))
                 if concurrency is not None:
                     self._use(name, limit, held, concurrency, call.now)
@@ -336,11 +351,13 @@ class Limits(Check):
     def end(self) -> None:
         for name, limit in self._limits.items():
             settings, bucket = (0.0, 0.0), Bucket(0.0, 0.0)
+            largest = max((cost for _, _, _, cost in limit.grants), default=1)
             for held, rate, burst, cost in limit.grants:
                 if not held.begun:
                     continue
                 if settings != (rate, burst):
-                    settings, bucket = (rate, burst), Bucket(rate, burst)
+                    settings = rate, burst
+                    bucket = shared_bucket(rate, burst, largest, self.store.shards)
                 if (over := bucket.take(held.at, cost)) > 0:
                     at = (held.at - self.store.clock.start) / SECOND
                     raise self.broken(

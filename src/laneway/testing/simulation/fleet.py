@@ -10,11 +10,11 @@ from typing import TypeVar
 import msgspec
 
 from laneway import units
+from laneway.admin.policies import every_policy
 from laneway.app import Laneway
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.message import Draft, Lease
-from laneway.policy import own_rows
 from laneway.testing.simulation.actors import Actor, Destination, End, Publisher, Worker
 from laneway.testing.simulation.checks import Broken, Check, Limits, Messages, Order
 from laneway.testing.simulation.clock import Clock
@@ -141,9 +141,7 @@ class Fleet:
         self.store.network = Network()
         for actor in self.actors:
             actor.finish()
-        engine = self.store.engine
-        own, _ = engine.policy_own_list()
-        for layer, pattern, fields in [*engine.policies().rows(), *own_rows(own)]:
+        for layer, pattern, fields in list(every_policy(self.store.engine)):
             if fields.get("paused"):
                 self.store.apply("policy_set", layer, pattern, {"paused": False})
         until = self.clock.now + units.microseconds(within)

@@ -47,8 +47,9 @@ class Call(NamedTuple):
     """
     A call that the engine has answered.
 
-    The engine's time, in microseconds, was between `least` and `now`. They are equal for a lease;
-    after its clock jumped back, the engine does not tell others its time.
+    The engine's time, in microseconds, was between `least` and `now`. They are equal for a lease
+    from the only shard; after its clock jumped back, the engine does not tell others its time. Each
+    of several shards has a time of its own.
     """
 
     least: int
@@ -69,6 +70,7 @@ class Store:
     def __init__(self, engine: FullEngine, clock: Clock, network: Network | None = None) -> None:
         self.engine, self.clock = engine, clock
         self.network = network or Network()
+        self.shards = engine.capabilities.shards
         self.skew_us = 0
         self.is_down = False
         self.watchers: list[Callable[[Call], object]] = []
@@ -89,6 +91,11 @@ class Store:
         """The engine's time, or what it may be at most after its clock jumped back."""
         self._now = max(self._now, self.clock.now + self.skew_us)
         return self._now
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the clocks of several shards may have stopped, each at a time of its own."""
+        return self.shards > 1 and self.now > self.clock.now + self.skew_us
 
     def jump(self, seconds: float) -> None:
         """Let the store's clock jump; after a jump back the engine's time waits for it."""
@@ -147,7 +154,9 @@ class Store:
         self.calls += 1
         least, now = max(self._leased_at, self.clock.now + self.skew_us), self.now
         if operation == "lease":
-            least = now = self._leased_at = answer.now_us
+            now = answer.now_us
+            if self.shards == 1:
+                least = self._leased_at = now
         for watcher in self.watchers:
             watcher(Call(least, now, operation, arguments, options, answer))
         if operation == "lease":
