@@ -238,7 +238,9 @@ def forks_during(
         return True
 
     monkeypatch.setattr(module, name, slow)
-    monkeypatch.setattr(forking, "BEFORE", [*forking.BEFORE, begin])
+    monkeypatch.setattr(forking, "LOCKED", [*forking.LOCKED])
+    locked: Any = forking.Locked(lambda _, __: None)
+    locked.acquire = begin
     child = in_child(start)
     forked.set()
     assert codes([child]) == [0]

@@ -21,7 +21,6 @@ import time
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet
 
 import msgspec
 
@@ -587,33 +586,10 @@ def forwarding_process(path: str) -> int | None:
 # and the child closes those that it inherited before it opens any. Else it would take the parent's
 # locks for its own, and write into a log that the parent may remove.
 
-_files: WeakSet[SpoolFile] = WeakSet()
-_paused: list[SpoolFile] = []
+_files: forking.Locked[SpoolFile] = forking.Locked(
+    lambda file, is_quiet: file.close_in_child(is_quiet=is_quiet)
+)
 _abandoned: list[object] = []
-
-
-def _before_fork(seconds: float) -> bool:
-    others = set(_files).difference(_paused)
-    paused = [each for each in others if each.lock.acquire(timeout=seconds)]
-    _paused.extend(paused)
-    return len(paused) == len(others)
-
-
-def _after_fork_in_parent() -> None:
-    for file in _paused:
-        file.lock.release()
-    _paused.clear()
-
-
-def _after_fork_in_child() -> None:
-    quiet = set(_paused)
-    _paused.clear()
-    for file in list(_files):
-        file.close_in_child(is_quiet=file in quiet)
-    _files.clear()
-
-
-forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
 
 _FIELDS = Draft.__struct_fields__
 _ID = _FIELDS.index("id")

@@ -20,7 +20,6 @@ import time
 import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import psycopg
 from psycopg import sql
@@ -676,30 +675,5 @@ class Store:
         self._flusher.forget()
 
 
-# Forks: no transaction runs during a fork, and the child does not use the parent's connections.
-
-_stores: WeakSet[Store] = WeakSet()
-_paused: list[Store] = []
-
-
-def _before_fork(seconds: float) -> bool:
-    others = set(_stores).difference(_paused)
-    paused = [each for each in others if each.lock.acquire(timeout=seconds)]
-    _paused.extend(paused)
-    return len(paused) == len(others)
-
-
-def _after_fork_in_parent() -> None:
-    for store in _paused:
-        store.lock.release()
-    _paused.clear()
-
-
-def _after_fork_in_child() -> None:
-    _paused.clear()
-    for store in list(_stores):
-        store.forget()
-    _stores.clear()
-
-
-forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
+# No transaction runs during a fork, and the child does not use the parent's connections.
+_stores: forking.Locked[Store] = forking.Locked(lambda store, _: store.forget())

@@ -32,7 +32,6 @@ import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import psycopg
 from psycopg import sql
@@ -370,7 +369,7 @@ class _Presence:
         self.channel = f"laneway_{secrets.token_hex(8)}"
         self._here: Counter[tuple[str, str]] = Counter()
         """How many listeners this process has, by kind and pool."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         """For the connection, and for what follows from it."""
         self._connection: psycopg.Connection[Any] | None = None
         self._thread: threading.Thread | None = None
@@ -382,7 +381,7 @@ class _Presence:
 
     def enter(self, kind: str, pool: str) -> None:
         """A listener of this process waits."""
-        with self._lock:
+        with self.lock:
             self._here[kind, pool] += 1
             if self._here[kind, pool] == 1:
                 self._usable()
@@ -392,7 +391,7 @@ class _Presence:
 
     def leave(self, kind: str, pool: str) -> None:
         """It does not wait any more."""
-        with self._lock:
+        with self.lock:
             self._here[kind, pool] -= 1
             if not self._here[kind, pool]:
                 del self._here[kind, pool]
@@ -401,13 +400,13 @@ class _Presence:
 
     def others(self, pool: str) -> list[tuple[str, str]]:
         """Channel and kind of the listeners of other processes in a pool."""
-        with self._lock:
+        with self.lock:
             return self._run(_OTHERS, (pool, self.channel, DEAD_SECONDS))
 
     def send(self, notifications: Iterable[tuple[str, str]]) -> None:
         """Notify: channel and text."""
         for channel, text in notifications:
-            with self._lock:
+            with self.lock:
                 self._run("SELECT pg_notify(%s, %s)", (channel, text))
 
     def forward(self, pool: str) -> None:
@@ -474,7 +473,7 @@ class _Presence:
     def _listen(self, waker: int) -> None:
         beat_at = time.monotonic() + BEAT_SECONDS
         while not self._is_closed:
-            with self._lock:
+            with self.lock:
                 connection = self._usable()
                 file = connection.fileno() if connection is not None else None
             poll = select.poll()
@@ -483,7 +482,7 @@ class _Presence:
                 poll.register(file, select.POLLIN)
             poll.poll(1000 * (max(beat_at - time.monotonic(), 0.0) if file else LOOK_AGAIN))
             texts: list[str] = []
-            with self._lock:
+            with self.lock:
                 if self._is_closed:
                     return
                 if time.monotonic() >= beat_at:
@@ -507,7 +506,7 @@ class _Presence:
 
     def close(self) -> None:
         """End the thread and remove the rows."""
-        with self._lock:
+        with self.lock:
             if self._is_closed:
                 return
             if self._here:
@@ -527,7 +526,7 @@ class _Presence:
 
     def forget(self) -> None:
         """In a forked child: the connection and the thread are the parent's."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._is_closed, self._thread = True, None
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -554,28 +553,4 @@ def _pages(ids: Sequence[str]) -> list[str]:
     return [f"r{page[1:]}" for page in [*pages, page] if page]
 
 
-_presences: WeakSet[_Presence] = WeakSet()
-_paused: list[_Presence] = []
-
-
-def _before_fork(seconds: float) -> bool:
-    others = set(_presences).difference(_paused)
-    paused = [each for each in others if each._lock.acquire(timeout=seconds)]  # noqa: SLF001
-    _paused.extend(paused)
-    return len(paused) == len(others)
-
-
-def _after_fork_in_parent() -> None:
-    for presence in _paused:
-        presence._lock.release()  # noqa: SLF001
-    _paused.clear()
-
-
-def _after_fork_in_child() -> None:
-    _paused.clear()
-    for presence in list(_presences):
-        presence.forget()
-    _presences.clear()
-
-
-forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
+_presences: forking.Locked[_Presence] = forking.Locked(lambda presence, _: presence.forget())

@@ -1,8 +1,8 @@
 """
 What a fork waits for: what a child would inherit half done, and could never finish.
 
-Engines register functions that the application calls before and after a fork. Short operations of
-other kinds run inside `undivided`.
+Nothing uses the objects in `Locked` during a fork. Short operations of other kinds run inside
+`undivided`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,21 +19,54 @@ if TYPE_CHECKING:
 FORK_SECONDS = 5.0
 """How long a fork waits for one thing at most."""
 
-BEFORE: list[Callable[[float], bool]] = []
-AFTER_IN_PARENT: list[Callable[[], None]] = []
-AFTER_IN_CHILD: list[Callable[[], None]] = []
+LOCKED: list[Locked[Any]] = []
+"""All of them, in the order in which their modules were imported."""
 
 
-def around(
-    before: Callable[[float], bool], in_parent: Callable[[], None], in_child: Callable[[], None]
-) -> None:
+class HasLock(Protocol):
+    """An object whose lock is held while something uses it."""
+
+    lock: Any
+
+
+T = TypeVar("T", bound=HasLock)
+
+
+class Locked(Generic[T]):
     """
-    Register the functions of an engine; call it when its module is imported. `before` pauses what
-    is not paused yet, with a timeout in seconds for each; it returns whether everything is.
+    Objects whose locks are held during a fork. In the child, `in_child` is called with each, and
+    with whether its lock was held: otherwise something was using it, which never ends there.
     """
-    BEFORE.append(before)
-    AFTER_IN_PARENT.append(in_parent)
-    AFTER_IN_CHILD.append(in_child)
+
+    def __init__(self, in_child: Callable[[T, bool], None]) -> None:
+        self._all: WeakSet[T] = WeakSet()
+        self._held: set[T] = set()
+        self._in_child = in_child
+        LOCKED.append(self)
+
+    def add(self, each: T) -> None:
+        """Add a new object."""
+        self._all.add(each)
+
+    def acquire(self, seconds: float) -> bool:
+        """Acquire the locks that are not held yet, `seconds` for each; whether all are held."""
+        others = set(self._all) - self._held
+        acquired = {each for each in others if each.lock.acquire(timeout=seconds)}
+        self._held |= acquired
+        return acquired == others
+
+    def release(self) -> None:
+        """Release the locks in the parent."""
+        for each in self._held:
+            each.lock.release()
+        self._held.clear()
+
+    def begin_in_child(self) -> None:
+        """Forget the objects, which are the parent's."""
+        for each in list(self._all):
+            self._in_child(each, each in self._held)
+        self._held.clear()
+        self._all.clear()
 
 
 class _Operations:
@@ -55,10 +89,10 @@ def undivided() -> Iterator[None]:
 
     - a program is started: a child would inherit the pipe that reports the start, and
       `subprocess.Popen` would not return before that child ends;
-    - a SQLite file is opened, or used by a connection that no registered function pauses: a child
+    - a SQLite file is opened, or used by a connection that has no lock in `Locked`: a child
       would inherit a mutex of SQLite that no thread of the child holds.
 
-    Take no lock inside that a registered function takes before a fork.
+    Take no lock inside that is in `Locked`.
     """
     operations = _operations
     depth = getattr(operations.of_thread, "depth", 0)
@@ -80,13 +114,13 @@ def pause() -> None:
     """Before a fork: let the operations end, and begin no others."""
     until = time.monotonic() + FORK_SECONDS
     while True:
-        for before in BEFORE:
-            before(FORK_SECONDS)
+        for locked in LOCKED:
+            locked.acquire(FORK_SECONDS)
         with _operations.changed:
             _operations.is_paused = True
             _operations.changed.wait_for(lambda: not _operations.running, FORK_SECONDS)
         # What was opened meanwhile may be locked by a thread that waits for an operation.
-        if all(before(0) for before in BEFORE) or time.monotonic() > until:
+        if all(locked.acquire(0) for locked in LOCKED) or time.monotonic() > until:
             return
         _resume()
 
@@ -99,8 +133,8 @@ def _resume() -> None:
 
 def resume_in_parent() -> None:
     """After a fork, in the parent."""
-    for after in AFTER_IN_PARENT:
-        after()
+    for locked in LOCKED:
+        locked.release()
     _resume()
 
 
@@ -108,5 +142,5 @@ def begin_in_child() -> None:
     """After a fork, in the child: no operation of the parent runs here."""
     global _operations  # noqa: PLW0603  # another thread of the parent may hold its lock
     _operations = _Operations()
-    for after in AFTER_IN_CHILD:
-        after()
+    for locked in LOCKED:
+        locked.begin_in_child()

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakSet
 
 from laneway.engines.shared import forking
 from laneway.engines.shared.replaced_files import Files, create_file, is_of_another
@@ -574,42 +573,23 @@ class Store:
 # and the child closes the connections that it inherited before it opens any: otherwise it would
 # release the parent's locks.
 
-_stores: WeakSet[Store] = WeakSet()
-_paused: list[Store] = []
-
-
-def _before_fork(seconds: float) -> bool:
-    others = set(_stores).difference(_paused)
-    paused = [each for each in others if each.lock.acquire(timeout=seconds)]
-    _paused.extend(paused)
-    return len(paused) == len(others)
-
-
-def _after_fork_in_parent() -> None:
-    for store in _paused:
-        store.lock.release()
-    _paused.clear()
-
-
-def _after_fork_in_child() -> None:
-    quiet = list(_paused)
-    _paused.clear()
-    for store in list(_stores):
-        store.lock = threading.RLock()
-        store.forget_sync()
-        if store in quiet and hasattr(store, "connection"):
-            with contextlib.suppress(sqlite3.Error):
-                store.connection.close()
-        else:
-            # A transaction was running, which never ends here: closing could block forever.
-            _abandoned.append(getattr(store, "connection", None))
-            store.connection = sqlite3.connect(":memory:", factory=Connection)
-            store.connection.close()
-    _stores.clear()
-
-
 _abandoned: list[object] = []
-forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
+
+
+def _close_in_child(store: Store, is_quiet: bool) -> None:
+    store.lock = threading.RLock()
+    store.forget_sync()
+    if is_quiet and hasattr(store, "connection"):
+        with contextlib.suppress(sqlite3.Error):
+            store.connection.close()
+    else:
+        # A transaction was running, which never ends here: closing could block forever.
+        _abandoned.append(getattr(store, "connection", None))
+        store.connection = sqlite3.connect(":memory:", factory=Connection)
+        store.connection.close()
+
+
+_stores: forking.Locked[Store] = forking.Locked(_close_in_child)
 
 
 def _is_busy(error: sqlite3.Error) -> bool:
