@@ -112,7 +112,6 @@ _ZERO_IS_NULL = {
 
 @cache
 def _changed_by(name: str) -> str | None:
-    """The table that a statement changes."""
     return next((table for table, is_changed in touched(name) if is_changed), None)
 
 

@@ -113,7 +113,6 @@ def move_shard(url: str, namespace: str, shard: int, place: str) -> int:
 
 
 def _shards(home: Address, namespace: str) -> int:
-    """How many shards a namespace has."""
     schema = schema_of(namespace)
     with connect(home.server, is_pooled=home.is_pooled) as connection:
         if not has_schema(connection, schema):

@@ -237,7 +237,6 @@ class Pipeline:
         return self.is_open
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def forget(self) -> None:

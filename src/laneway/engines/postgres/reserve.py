@@ -74,7 +74,6 @@ class Reserve:
             )
 
     def _fill(self) -> bool:
-        """Try to fill the reserve."""
         with self._store.writing(durable=False, changes_queue=False) as connection:
             connection.run("full_set", self._store.clock())  # no other process tries it now
         try:

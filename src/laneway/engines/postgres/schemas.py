@@ -60,7 +60,6 @@ class ShardSchema(ShardStore, PostgresEngine):
         return self._store.connect(listens=True)
 
     def has_schema(self, name: str) -> bool:
-        """Whether the database has a schema of this name."""
         with self._store.reading() as connection:
             return connection.one("schema_find", name) is not None
 

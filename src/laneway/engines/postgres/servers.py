@@ -49,7 +49,6 @@ class ShardServer(msgspec.Struct, frozen=True):
         return schema_of(self.namespace, self.shard)
 
     def address(self, place: str | None) -> Address:
-        """The address of a place."""
         return self.home.at(place) if place is not None else self.home
 
     def find(self) -> str | None:
@@ -90,25 +89,21 @@ class ShardServer(msgspec.Struct, frozen=True):
 
 
 def name_of(shard: int) -> str:
-    """The name of the row."""
     return f"server of {shard}"
 
 
 def has_schema(connection: psycopg.Connection, name: str) -> bool:
-    """Whether the database has a schema of this name."""
     row = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (name,)).fetchone()
     return row is not None
 
 
 def read_setting(connection: psycopg.Connection, schema: str, name: str) -> str | None:
-    """A setting of a schema."""
     statement = sql.SQL("SELECT value FROM {} WHERE name = %s").format(_settings(schema))
     row = connection.execute(statement, (name,)).fetchone()
     return str(row[0]) if row is not None else None
 
 
 def write_setting(connection: psycopg.Connection, schema: str, name: str, value: str) -> None:
-    """Write it."""
     statement = sql.SQL(
         "INSERT INTO {} (name, value) VALUES (%s, %s)"
         " ON CONFLICT (name) DO UPDATE SET value = excluded.value"

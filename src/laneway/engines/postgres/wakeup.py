@@ -206,7 +206,6 @@ class Wakeup:
         self._presence.enter(kind, pool)
 
     def leave(self, kind: str, pool: str) -> None:
-        """The opposite of `enter`."""
         self._presence.leave(kind, pool)
 
     def interrupt(self) -> None:
@@ -215,7 +214,6 @@ class Wakeup:
             listener.wake()
 
     def close(self) -> None:
-        """End the thread and close the connections."""
         self._presence.close()
 
 
@@ -277,7 +275,6 @@ class StoreWorkListener:
                 return False
 
     def notify(self) -> None:
-        """Something may be there."""
         with self._changed:
             self._is_notified = True
             self._changed.notify()
@@ -390,7 +387,6 @@ class _Presence:
                     self._run(_ENTER, (self.channel, kind, pool))
 
     def leave(self, kind: str, pool: str) -> None:
-        """It does not wait any more."""
         with self.lock:
             self._here[kind, pool] -= 1
             if not self._here[kind, pool]:
@@ -404,7 +400,6 @@ class _Presence:
             return self._run(_OTHERS, (pool, self.channel, DEAD_SECONDS))
 
     def send(self, notifications: Iterable[tuple[str, str]]) -> None:
-        """Notify: channel and text."""
         for channel, text in notifications:
             with self.lock:
                 self._run("SELECT pg_notify(%s, %s)", (channel, text))

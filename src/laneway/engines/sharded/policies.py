@@ -314,7 +314,6 @@ class Policies:
         self._write_own([OwnChange(topic, own.id, layers)], version)
 
     def _own_under(self, patterns: Sequence[str]) -> Iterator[tuple[str, OwnPolicy]]:
-        """The own policies of topics that one of the patterns matches."""
         for shard in range(self._namespace.shards):
             names = [
                 name

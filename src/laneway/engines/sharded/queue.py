@@ -115,7 +115,6 @@ class WholeBatch:
         self._prefers_large_leases |= batch.prefers_large_leases
 
     def batch(self) -> Batch:
-        """The answer of the lease."""
         next_wake_us = min(self.wakes, default=None)
         return Batch(
             self.leases,

@@ -104,7 +104,6 @@ class Routes:
         self._routes.clear()
 
     def set_tiers(self, tiers: Tiers) -> None:
-        """Replace the tiers."""
         self.policies.tiers = tiers
         self.policies.forget_resolved()
         self._routes.clear()

@@ -136,7 +136,6 @@ class Numbers(msgspec.Struct, frozen=True):
         return number * self.shards + shard
 
     def shard(self, joined: int) -> int:
-        """The shard that a number names."""
         return joined % self.shards
 
     def number(self, joined: int) -> int:

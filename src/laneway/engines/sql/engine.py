@@ -119,7 +119,6 @@ class SqlQueue(Waits):
         raise NotImplementedError
 
     def setting(self, name: str) -> str | None:
-        """A setting of the store."""
         with self._store.reading() as connection:
             row = connection.one("setting_read", name)
         return str(row[0]) if row is not None else None

@@ -125,7 +125,6 @@ class GroupQueues:
         return group
 
     def find(self, tier_queue: int, name: str) -> GroupQueue | None:
-        """The group of a name in a tier queue, if it exists."""
         number = self._cache.group_numbers.get((tier_queue, name))
         if number is not None:
             return self._cache.groups[number]

@@ -106,12 +106,10 @@ class LaneCache:
         self._version = self._commits = -1
 
     def add_tier_queue(self, tier_queue: TierQueue) -> None:
-        """Cache a tier queue, by its number and its name."""
         self.tier_queues[tier_queue.number] = tier_queue
         self.tier_queue_names[tier_queue.pool, tier_queue.tier] = tier_queue
 
     def add(self, lane: Lane) -> None:
-        """Cache a lane, by its number and its name."""
         self.lanes[lane.lane] = lane
         self.names[lane.name] = lane
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 
 def by_fence(tx: Transaction, fences: Iterable[int]) -> dict[int, Held]:
-    """The leases of these fences that have a row."""
     return {row[0]: Held(*row) for row in tx.all("leases_read", tx.array(list(fences)))}
 
 

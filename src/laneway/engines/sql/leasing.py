@@ -349,7 +349,6 @@ class _Candidates:
                 heapq.heappush(self._heads, (ANYWHERE, gate.name))
 
     def look_at_all(self) -> None:
-        """As `look_at`, of all gates."""
         self._heads = [(ANYWHERE, name) for name in self._lines]
         self._shut.clear()
 
@@ -539,7 +538,6 @@ class _Candidates:
         )
 
     def of_group(self, group: GroupQueue) -> _Candidates:
-        """The lanes of one of its groups."""
         found = self.in_groups.get(group.number)
         if found is None:
             first = self._first_in.get(group.number)

@@ -56,7 +56,6 @@ FOLDED = ("backlog", "age")
 def topics(
     tx: Transaction, order: str, pattern: str, limit: int, after: str | None
 ) -> list[TopicStats]:
-    """Topics of the pattern in the order asked for."""
     return listing.topics(Topics(tx), order, pattern, limit, after)
 
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 
 def waiting_message(tx: Transaction, lane: Lane, mkey: bytes) -> Row | None:
-    """The message with that merge key that waits in the lane, if there is one."""
     key = tx.merge_keys.get(lane.lane, mkey)
     return messages.read(tx, key[0]) if key is not None else None
 

@@ -96,7 +96,6 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
 
 
 def cost_of(headers: str | None) -> int:
-    """The cost of a message, from its headers as JSON."""
     return control.cost(read_headers(headers)) if headers and COST in headers else 1
 
 
@@ -411,7 +410,6 @@ def add_history(tx: Transaction, mid: int, what: str, error: str | None) -> None
 
 
 def first_history(now: int, what: str, error: str | None) -> str:
-    """A history with one entry, as it is stored."""
     return to_json([_entry(now, what, error)]).decode()
 
 

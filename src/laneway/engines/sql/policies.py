@@ -60,7 +60,6 @@ def layers_of(tx: Transaction, name: str) -> Layers:
 
 
 def page(tx: Transaction, after: str, limit: int) -> list[tuple[str, Layers]]:
-    """The topics with own policies after a name, and their layers."""
     return [(topic, json.loads(layers)) for topic, layers in tx.all("own_page", after, limit)]
 
 

@@ -146,7 +146,6 @@ def dead_by_number(tx: Transaction, mids: Iterable[int]) -> list[Letter]:
 
 
 def oldest_dead(tx: Transaction, topic: str | None, limit: int) -> list[Letter]:
-    """The oldest dead letters, of one topic or of all."""
     listed = (
         tx.all("dead_list", 0, limit) if topic is None else tx.all("dead_list_of", topic, 0, limit)
     )
@@ -199,7 +198,6 @@ def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
 
 
 def drop_dead(tx: Transaction, letters: Sequence[Letter]) -> int:
-    """Delete dead letters; returns how many."""
     for mid, _, _ in letters:
         messages.delete_dead(tx, mid)
     return len(letters)

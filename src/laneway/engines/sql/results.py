@@ -44,7 +44,6 @@ def read(tx: Transaction, ids: Sequence[tuple[str, str | None]]) -> list[StoredR
 def _stored(
     tx: Transaction, messages: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str, int], bytes]:
-    """What is stored of these messages, by id, topic and slot."""
     return {
         (message_id, topic, slot): body
         for message_id, topic, slot, until, body in (

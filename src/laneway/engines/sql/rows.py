@@ -115,7 +115,6 @@ class Lane:
 
     @property
     def waiting(self) -> int:
-        """How many of its messages wait."""
         return self.ready + self.delayed + self.parked
 
     @property
@@ -142,7 +141,6 @@ class Lane:
             self.turns = {**(self.turns or {}), gate: turn}
 
     def wait_at(self, gate: str) -> None:
-        """It waits at this one of its gates from now on."""
         if gate == self.gate:
             return
         turn, turns = self.turn_at(gate), dict(self.turns or {})
@@ -242,7 +240,6 @@ class Lane:
         self.counted_rare = (self.retried, self.died, self.merged, self.throttled)
 
     def unpack(self) -> None:
-        """Decode `more`."""
         for name, value in zip(MORE, msgspec.json.decode(self.more or "[]"), strict=False):
             setattr(self, name, value)
         if self.flow is not None:
@@ -415,7 +412,6 @@ class Ended(msgspec.Struct, gc=False):
 
     @property
     def line(self) -> str | None:
-        """As `Row.line`."""
         return line_of(self.topic, self.key)
 
 

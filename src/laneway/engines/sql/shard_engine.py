@@ -742,7 +742,6 @@ class ShardsEngine(ShardsQueue, ShardedAdmin):
             return sum(tx.one("check_unhandled")[0] for tx in view.transactions)
 
     def _policies_agree(self, *, repair: bool) -> Check:
-        """Whether all shards have the policies of the first."""
         space = self._space
         space.reload()
         right = space.routes.policies.stored_rows()

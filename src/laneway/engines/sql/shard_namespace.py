@@ -95,7 +95,6 @@ class ShardsOfNamespace(ShardedNamespace):
     nonce: str
 
     def close(self) -> None:
-        """Close all stores."""
         for store in self.stores:
             store.close()
 

@@ -99,7 +99,6 @@ class ShardsView(ExitStack):
         return [view for view in found if view is not None]
 
     def topics(self, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
-        """Topics of the pattern in the order asked for."""
         return shared_listing.topics(_Topics(self), order, pattern, limit, after)
 
     def lane_rates(self, limit: int) -> list[LaneRate]:

@@ -90,11 +90,9 @@ class TallyBook:
         return self._stored.since_us
 
     def all(self) -> list[Tally]:
-        """All tallies."""
         return self._stored.tallies
 
     def waits(self) -> list[WaitCounts]:
-        """All waiting times."""
         return self._stored.waits
 
     def fill(self, tx: Transaction) -> None:

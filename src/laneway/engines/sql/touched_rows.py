@@ -85,11 +85,9 @@ class Table:
                 self._known.setdefault(key, None)
 
     def put(self, key: Key, *values: Any) -> None:
-        """Insert or change a row."""
         self._changed[key] = values
 
     def delete(self, *key: Any) -> None:
-        """Delete a row, if there is one."""
         self._changed[key] = None
 
     def is_deleted(self, *key: Any) -> bool:
@@ -364,7 +362,6 @@ class MessageTable:
             statements.tables.setdefault(places, self)
 
     def get(self, mid: int) -> Row | None:
-        """The row of a message; None: there is none."""
         if mid not in self._known:
             self.load([mid])
         return self._known[mid]
@@ -417,7 +414,6 @@ class MessageTable:
             self._sticky[row.mid] = None
 
     def delete(self, mid: int) -> None:
-        """Delete a message."""
         self._known[mid] = None
         if self.new.pop(mid, None) is None:
             self._moved.pop(mid, None)

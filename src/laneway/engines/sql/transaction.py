@@ -165,7 +165,6 @@ class Rules:
         return policy
 
     def cache_set(self, own: int, layers: Layers) -> None:
-        """Remember the layers of a set."""
         if len(self.sets) >= MOST_SETS:
             self.sets.clear()
         self.sets[own] = layers
@@ -396,7 +395,6 @@ class Transaction(Statements):
 
     @property
     def tallies(self) -> TallyBook:
-        """The tallies of the store."""
         book = self.lane_cache.tallies
         if book is None:
             book = self.lane_cache.tallies = TallyBook(self.shard.tallies)
@@ -407,7 +405,6 @@ class Transaction(Statements):
     # Policies
 
     def policy_of(self, lane: Lane) -> Resolved:
-        """The policy of a lane."""
         return self._owned(lane.rule, lane.own) if lane.own else self.rules.of(lane.rule)
 
     def policy(self, topic: str) -> Resolved:
@@ -551,7 +548,6 @@ class Transaction(Statements):
         return lane
 
     def find_lane(self, name: str) -> Lane | None:
-        """The lane of a name, if it exists."""
         lane = self.lane_cache.names.get(name)
         if lane is None and name not in self._absent:
             self.load_names([name])
@@ -630,11 +626,9 @@ class Transaction(Statements):
         return tier_queue
 
     def find_tier_queue(self, pool: str, tier: str) -> TierQueue | None:
-        """The tier queue of a pool and tier, if it exists."""
         return self.lane_cache.tier_queue_names.get((pool, tier))
 
     def tier_queue_of(self, lane: Lane) -> TierQueue:
-        """The tier queue of a lane, or of its group."""
         number = lane.tier_queue
         return self.tier_queues[number if number > 0 else self.groups.get(-number).tier_queue]
 
@@ -643,7 +637,6 @@ class Transaction(Statements):
         return self.tier_queues[number if number > 0 else self.groups.get(-number).tier_queue]
 
     def group_of(self, lane: Lane) -> GroupQueue | None:
-        """The lane's group in its tier queue."""
         return None if lane.tier_queue > 0 else self.groups.get(-lane.tier_queue)
 
     def first_vt(self, number: int, *, of_groups: bool = False) -> int:
@@ -673,7 +666,6 @@ class Transaction(Statements):
     # Gates
 
     def gate(self, name: str) -> GateState | None:
-        """The gate of a name, if it is defined."""
         if name not in self._gates:
             row = self.one("gate_read", name)
             self._gates[name] = GateState(*row) if row else None

@@ -44,7 +44,6 @@ class Leased:
         self._by_mid = {each.mid: each for each in leases if not each.gone and each.empty is None}
 
     def of(self, mid: int) -> Held | None:
-        """The lease of a message, if it is leased."""
         return self._by_mid.get(mid)
 
 
@@ -85,7 +84,6 @@ def all_lanes(tx: Transaction) -> list[Lane]:
 
 
 def topics_in(tx: Transaction, lane: Lane) -> list[str]:
-    """The topics whose messages are in a lane."""
     if lane.topic is not None:
         return [lane.topic]
     prefix = lane.rule.removesuffix("*")
@@ -268,7 +266,6 @@ def message_view(tx: Transaction, row: Row, leased: Leased) -> MessageView | Non
 
 
 def all_messages(tx: Transaction) -> list[MessageView]:
-    """All messages, by their numbers."""
     leased = Leased(tx)
     rows = [Row(*row) for row in tx.all("messages_all")]
     return [view for row in rows if (view := message_view(tx, row, leased)) is not None]

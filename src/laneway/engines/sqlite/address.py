@@ -36,7 +36,6 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def file_in(folder: Path, namespace: str, shard: int) -> Path:
-    """The file of a shard."""
     return folder / f"{namespace}.{shard}.db"
 
 

@@ -369,7 +369,6 @@ class _Names:
         """The folder and its modification time at which these were listed, if that was long ago."""
 
     def read(self) -> list[str]:
-        """The names now."""
         try:
             status = os.stat(self._folder)
             now = status.st_ino, status.st_mtime_ns

@@ -472,7 +472,6 @@ class _Idle:
             pool.release(connection)
 
     def drop(self) -> None:
-        """Close all of them."""
         stacks, self._stacks = self._stacks, {}
         for pool, stack in stacks.items():
             for connection in stack:

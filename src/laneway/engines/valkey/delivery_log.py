@@ -28,7 +28,6 @@ def append(
     from_us: int | None,
     now_us: int | None,
 ) -> None:
-    """Append entries to the logs of their shards."""
     for shard, own in group((space.routes.home(each.topic), each) for each in entries).items():
         for page in pages(own, PAGE):
             flat = [part for each in page for part in (each.topic, each.at_us, each.data)]

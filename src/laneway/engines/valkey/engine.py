@@ -744,13 +744,11 @@ class _PutPage:
         self._copies: dict[int, Sequence[Draft]] = {}
 
     def add_plain(self, draft: Draft, message: bytes) -> None:
-        """Add a plain message."""
         self.order.append(self.lanes.setdefault(draft.topic, len(self.lanes) + 1))
         self.own_ids.append(draft.id or False)
         self.messages.append(message)
 
     def add_rich(self, message: bytes) -> None:
-        """Add a message that is not plain."""
         self.order.append(NOT_PLAIN)
         self.own_ids.append(False)
         self.messages.append(message)
@@ -779,7 +777,6 @@ class _PutPage:
         self.drafts = every
 
     def messages_of_copies(self) -> Iterator[Draft]:
-        """For each message or copy, the message."""
         position = 0
         while position < len(self.drafts):
             copies = self._copies.get(position, ())

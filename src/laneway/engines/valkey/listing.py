@@ -91,7 +91,6 @@ others have sorted sets of topics.
 
 
 def topics(view: View, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
-    """Topics of the pattern in the order asked for."""
     return listing.topics(_Topics(view), order, pattern, limit, after)
 
 
@@ -122,7 +121,6 @@ class _Names:
         return first if self._last is None else max(first, self._last)
 
     def page_behind(self, space: Namespace, after: bytes) -> Command:
-        """The command that reads a page."""
         key = space.key(self.shard, self._kind)
         return ("ZRANGE", key, b"(" + after, "+", "BYLEX", "LIMIT", 0, self._page)
 
@@ -221,7 +219,6 @@ class _Topics:
     def _counted(
         self, shard: int, order: str, prefix: str, most: int
     ) -> Iterator[tuple[str, float]]:
-        """The first topics of an order that is counted by topic, and what is counted."""
         space, kind = self._view.space, KINDS.get(order)
         key = "top:dead" if kind is None else f"recent:{order}"
         looked_at = max(FEW, most) if prefix else most
@@ -323,7 +320,6 @@ class _Topics:
         return names
 
     def _folded(self, shard: int, prefix: str) -> list[str]:
-        """The first topics in buckets."""
         first, end = b"[" + prefix.encode() if prefix else b"-", b"(" + prefix.encode() + LAST_NAME
         return [
             name.decode()
@@ -334,5 +330,4 @@ class _Topics:
 
 
 def pattern_of_bucket(name: str) -> str:
-    """The pattern whose topics are in the bucket."""
     return name[1:].partition(PARTITION)[0]

@@ -36,9 +36,7 @@ class Nodes(Protocol):
         """A call failed: the key may have moved to another node."""
         ...
 
-    def close(self) -> None:
-        """Close all connections."""
-        ...
+    def close(self) -> None: ...
 
 
 class OneNode:

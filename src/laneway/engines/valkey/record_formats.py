@@ -184,7 +184,6 @@ class ResolvedPolicies(NamedTuple):
 
 
 def resolved_policies(policy_table: PolicyTable) -> ResolvedPolicies:
-    """Resolve all policies of a table."""
     derived = policy_table.subscription_patterns()
     return ResolvedPolicies(
         policy_table,
@@ -281,7 +280,6 @@ def tiers_record(layers: TierLayers) -> bytes:
 
 
 def gate_record(gate: Gate) -> bytes:
-    """The limits of a gate."""
     return _pack(
         [
             gate.rate if gate.rate is not None else False,
@@ -480,7 +478,6 @@ def rank_code_in(member: bytes, at: int = 0) -> bytes:
 
 
 def rank_of_code(code: bytes) -> int:
-    """The rank of a code."""
     if len(code) == 2:
         return int.from_bytes(code) - RANK_0
     return int.from_bytes(code[1:]) - (FAR_0 if code[0] == FAR_LOW else 0)
@@ -773,7 +770,6 @@ _HELD = msgspec.msgpack.Decoder(Held)
 
 
 def read_lane(name: str, stored: bytes) -> Lane:
-    """Decode the record of a lane."""
     head = _LANE_HEAD.unpack_from(stored)
     latest, rest = _counted(stored, _LANE_HEAD.size)
     gate, at = _counted(stored, rest + _LANE_REST.size)
@@ -852,12 +848,10 @@ _GROUP = msgspec.msgpack.Decoder(GroupRecord)
 
 
 def read_group(stored: bytes) -> GroupRecord:
-    """Decode the record of a group."""
     return _GROUP.decode(b"\xdc" + struct.pack(">H", len(GroupRecord.__struct_fields__)) + stored)
 
 
 def read_held(stored: bytes) -> Held:
-    """Decode the record of a lease."""
     return _HELD.decode(b"\xdc" + struct.pack(">H", len(Held.__struct_fields__)) + stored)
 
 
@@ -921,7 +915,6 @@ class GateRecord(msgspec.Struct, array_like=True):
 
 
 def gate_of(limits: Sequence[Any]) -> Gate:
-    """The gate of a layer."""
     every = [*limits, *[False] * (10 - len(limits))]
     rate, burst, concurrency, weight, least, out_of, max_cost, start, finish, left = every
     return Gate(
@@ -949,7 +942,6 @@ _GATE = msgspec.msgpack.Decoder(GateRecord)
 
 
 def read_gate(stored: bytes) -> GateRecord:
-    """Decode the record of a gate."""
     return _GATE.decode(b"\xdc" + struct.pack(">H", len(GateRecord.__struct_fields__)) + stored)
 
 
@@ -996,10 +988,8 @@ _COUNTERS = msgspec.msgpack.Decoder(Counters)
 
 
 def read_counters(stored: bytes) -> Counters:
-    """Decode the record of a shard's counters."""
     return _COUNTERS.decode(b"\xdc" + struct.pack(">H", len(Counters.__struct_fields__)) + stored)
 
 
 def counters_record(counters: Counters) -> bytes:
-    """The record of a new shard's counters."""
     return _pack(counters)[3:]

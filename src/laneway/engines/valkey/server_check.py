@@ -110,9 +110,7 @@ class Server(Protocol):
         ...
 
     @property
-    def durability(self) -> str:
-        """The durability in use."""
-        ...
+    def durability(self) -> str: ...
 
     def ask(self, *command: Any) -> Any:
         """Send one command about the server to a master."""

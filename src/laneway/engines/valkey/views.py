@@ -162,7 +162,6 @@ def lanes_of(view: View, topic: str) -> list[tuple[int, Lane]]:
 
 
 def lanes_of_many(view: View, topics: Sequence[str]) -> dict[str, list[tuple[int, Lane]]]:
-    """The lanes of each of these topics."""
     wanted = []
     view.load_policies(topics)
     for topic in topics:
@@ -605,7 +604,6 @@ def message_view(view: View, shard: int, record: Record) -> MessageView:
 
 
 def all_messages(view: View) -> list[MessageView]:
-    """All messages, by seq."""
     found = []
     for shard in range(view.space.shards):
         for mid, stored in view.space.scan(shard, "HSCAN", "m"):

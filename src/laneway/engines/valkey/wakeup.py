@@ -448,7 +448,6 @@ class Wakeup:
         self._notified: set[int] = set()
 
     def interrupt(self) -> None:
-        """End all waits."""
         with self._lock:
             self._interrupted += 1
             for listener in self._waiting:
@@ -461,7 +460,6 @@ class Wakeup:
         channel: _Channel | None = None,
         max_lease_us: int | None = None,
     ) -> StoreWorkListener:
-        """A listener for what can be leased in a pool."""
         channel = channel or _Channel(self._space)
         return StoreWorkListener(
             self._space,
@@ -475,7 +473,6 @@ class Wakeup:
         )
 
     def arrival_listener(self, pool: str) -> ArrivalListener:
-        """A listener for arrivals in a pool."""
         return StoreArrivalListener(self._space, pool, self.note_notified)
 
     def result_listener(self) -> ResultListener:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def packed(*words: Any) -> bytes:
-    """Encode a command."""
     command: bytes = hiredis.pack_command(words)
     return command
 
