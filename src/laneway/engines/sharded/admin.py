@@ -46,14 +46,8 @@ class ShardedAdmin(PolicyChanges, ABC):
         """The limits of a gate, from the first shard; None: it is not defined."""
 
     @abstractmethod
-    def _set_gate_on(
-        self, shard: int, name: str, gate: Gate, layer: Layer, now_us: int | None
-    ) -> None: ...
-
     def _set_gate(self, name: str, gate: Gate, layer: Layer, now_us: int | None) -> None:
-        """`_set_gate_on` on all shards; an engine on servers: in one round trip to a server."""
-        for shard in range(self._namespace.shards):
-            self._set_gate_on(shard, name, gate, layer, now_us)
+        """Set the limits of a gate, on all shards."""
 
     @abstractmethod
     def _reset_gate(self, name: str, now_us: int | None) -> None:

@@ -1,8 +1,8 @@
 """
 One namespace over its shards: its policies, its tiers, and the shards that do not know them yet.
 
-An engine's namespace implements the abstract methods. Each calls one function on one shard; its
-arguments and answers are plain values.
+An engine's namespace implements the abstract methods. Each calls one function, on one shard or on
+several; on servers, those are called together. Its arguments and answers are plain values.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class ShardedNamespace(Gates):
         """Read the tiers from the first shard."""
 
     @abstractmethod
-    def read_own(self, shard: int, topics: Sequence[str]) -> list[OwnPolicy]:
-        """The own policies of topics whose home is the shard."""
+    def read_own(self, pages_: Sequence[tuple[int, Sequence[str]]]) -> list[list[OwnPolicy]]:
+        """The own policies of topics, by (shard, topics whose home it is)."""
 
     @abstractmethod
     def own_topics(self, shard: int) -> Iterator[str]:
@@ -117,21 +117,27 @@ class ShardedNamespace(Gates):
 
     @abstractmethod
     def write_own(
-        self, shard: int, version: int, changes: Sequence[OwnChange], now_us: int | None
-    ) -> list[OwnPolicy | None] | Behind:
-        """Replace own policies. None for a topic that another process has changed meanwhile."""
+        self,
+        pages_: Sequence[tuple[int, Sequence[OwnChange]]],
+        version: int,
+        now_us: int | None,
+    ) -> list[list[OwnPolicy | None] | Behind]:
+        """
+        Replace own policies, by (shard, changes). None for a topic that another process has changed
+        meanwhile.
+        """
 
     @abstractmethod
-    def write_policies(
-        self, shard: int, change: PolicyChange, now_us: int | None
-    ) -> Behind | InUse | None:
-        """Write the policies that every client knows, if the shard does not refuse them."""
+    def write_policies_on(
+        self, shards: Sequence[int], change: PolicyChange, now_us: int | None
+    ) -> list[Behind | InUse | None]:
+        """Write the policies that every client knows, on the shards that do not refuse them."""
 
     @abstractmethod
     def try_policies_on(
         self, shards: Sequence[int], change: PolicyChange, now_us: int | None
     ) -> list[Behind | InUse | None]:
-        """What `write_policies` on several shards would answer. Nothing is changed."""
+        """What `write_policies_on` would answer. Nothing is changed."""
 
     @abstractmethod
     def policy_names(self, shard: int) -> set[str]:
@@ -142,12 +148,17 @@ class ShardedNamespace(Gates):
         """The version of the policies that the shard has."""
 
     @abstractmethod
-    def write_tiers(
-        self, shard: int, layers: TierLayers, version: int, new_version: int, now_us: int | None
-    ) -> bool:
+    def write_tiers_on(
+        self,
+        shards: Sequence[int],
+        layers: TierLayers,
+        version: int,
+        new_version: int,
+        now_us: int | None,
+    ) -> list[bool]:
         """
-        Write the tiers; False: the shard has other policies, or the first shard has other tiers,
-        than this process knows.
+        Write the tiers; False where the shard has other policies, or the first shard has other
+        tiers, than this process knows.
         """
 
     @abstractmethod
@@ -173,38 +184,6 @@ class ShardedNamespace(Gates):
             parts.append(Grant(part.rate, part.burst, part.concurrency) if here else None)
         return parts
 
-    # Several shards: an engine on servers does each of these in one round trip to a server
-
-    def read_own_of(self, pages_: Sequence[tuple[int, Sequence[str]]]) -> list[list[OwnPolicy]]:
-        """`read_own` of several (shard, topics)."""
-        return [self.read_own(shard, topics) for shard, topics in pages_]
-
-    def write_own_on(
-        self,
-        pages_: Sequence[tuple[int, Sequence[OwnChange]]],
-        version: int,
-        now_us: int | None,
-    ) -> list[list[OwnPolicy | None] | Behind]:
-        """`write_own` of several (shard, changes)."""
-        return [self.write_own(shard, version, changes, now_us) for shard, changes in pages_]
-
-    def write_policies_on(
-        self, shards: Sequence[int], change: PolicyChange, now_us: int | None
-    ) -> list[Behind | InUse | None]:
-        """`write_policies` on several shards."""
-        return [self.write_policies(shard, change, now_us) for shard in shards]
-
-    def write_tiers_on(
-        self,
-        shards: Sequence[int],
-        layers: TierLayers,
-        version: int,
-        new_version: int,
-        now_us: int | None,
-    ) -> list[bool]:
-        """`write_tiers` on several shards."""
-        return [self.write_tiers(shard, layers, version, new_version, now_us) for shard in shards]
-
     # Own policies
 
     def own_policies(self, topics: Iterable[str]) -> dict[str, OwnPolicy]:
@@ -212,7 +191,7 @@ class ShardedNamespace(Gates):
         found: dict[str, OwnPolicy] = {}
         homes = group((self.routes.home(topic), topic) for topic in topics)
         for round_ in rounds(homes, OWN_AT_ONCE):
-            for (_, page), own in zip(round_, self.read_own_of(round_), strict=True):
+            for (_, page), own in zip(round_, self.read_own(round_), strict=True):
                 found |= zip(page, own, strict=True)
         return found
 
@@ -256,7 +235,7 @@ class ShardedNamespace(Gates):
         names = {name for _, name, _ in policy_table.stored_rows()} | self.policy_names(shard)
         names |= policy_table.subscription_patterns()
         change = PolicyChange(version, self.routes.version, policy_table, sorted(names))
-        self.write_policies(shard, change, None)
+        self.write_policies_on([shard], change, None)
 
     # Tiers
 
@@ -282,7 +261,7 @@ class ShardedNamespace(Gates):
             after = change(before)
             if after is before:
                 return False
-            if not self.write_tiers(0, after, version, version + 1, now_us):
+            if self.write_tiers_on([0], after, version, version + 1, now_us) == [False]:
                 self.reload_tiers()
                 self.reload()
                 continue
@@ -291,11 +270,11 @@ class ShardedNamespace(Gates):
             others = range(1, self.shards)
             written = self.write_tiers_on(others, after, version, version + 1, now_us)
             for shard in (shard for shard, done in zip(others, written, strict=True) if not done):
-                known, done = version, False
-                while not done:
+                is_written = [False]
+                while is_written == [False]:
                     self.agree(shard, self.version_on(shard))
                     known = self.routes.version
-                    done = self.write_tiers(shard, after, known, version + 1, now_us)
+                    is_written = self.write_tiers_on([shard], after, known, version + 1, now_us)
             return True
 
     def tier_named_by(self, tier: str) -> str | None:

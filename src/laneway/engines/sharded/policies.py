@@ -196,7 +196,7 @@ class Policies:
         written: list[str] = []
         homes = group((namespace.routes.home(change.topic), change) for change in changes)
         for round_ in rounds(homes, AT_ONCE):
-            answers = namespace.write_own_on(round_, version, self._now_us)
+            answers = namespace.write_own(round_, version, self._now_us)
             behind = {
                 shard: answer.version
                 for (shard, _), answer in zip(round_, answers, strict=True)
@@ -333,7 +333,7 @@ class Policies:
         namespace, others = self._namespace, range(1, self._namespace.shards)
         if change.may_change_lanes and others:
             _refuse(self._try_shared(others, change), names)
-        first = namespace.write_policies(0, change, self._now_us)
+        (first,) = namespace.write_policies_on([0], change, self._now_us)
         if isinstance(first, Behind):
             return False
         _refuse([first], names)

@@ -434,10 +434,9 @@ class ShardsEngine(ShardsQueue, ShardedAdmin):
             state = tx.gate(gate)
             return state.whole if state is not None else None
 
-    def _set_gate_on(
-        self, shard: int, name: str, gate: Gate, layer: Layer, now_us: int | None
-    ) -> None:
-        self._space.set_gate(shard, name, gate, layer, now_us)
+    def _set_gate(self, name: str, gate: Gate, layer: Layer, now_us: int | None) -> None:
+        for shard in range(self._space.shards):
+            self._space.set_gate(shard, name, gate, layer, now_us)
 
     def _reset_gate(self, name: str, now_us: int | None) -> None:
         for shard in range(self._space.shards):

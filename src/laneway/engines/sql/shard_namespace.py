@@ -7,6 +7,7 @@ store where its messages are.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, TypeVar
 
@@ -127,17 +128,20 @@ class ShardsOfNamespace(ShardedNamespace):
 
     def reload(self) -> None:
         with self.stores[0].view() as tx:
-            self._use_tiers(tx.rules.tier_layers)
+            self.use_tiers(tx.rules.tier_layers)
             self.routes.load(tx.shard.policy_version, tx.rules.policy_table.stored_rows())
 
     def reload_tiers(self) -> None:
         with self.stores[0].view() as tx:
-            self._use_tiers(tx.rules.tier_layers)
+            self.use_tiers(tx.rules.tier_layers)
 
-    def read_own(self, shard: int, topics: Sequence[str]) -> list[OwnPolicy]:
-        with self.stores[shard].view() as tx:
-            own = policies.OwnPolicies(tx)
-            return [_own_policy(own.stored(topic)) for topic in topics]
+    def read_own(self, pages_: Sequence[tuple[int, Sequence[str]]]) -> list[list[OwnPolicy]]:
+        found = []
+        for shard, topics in pages_:
+            with self.stores[shard].view() as tx:
+                own = policies.OwnPolicies(tx)
+                found.append([_own_policy(own.stored(topic)) for topic in topics])
+        return found
 
     def own_topics(self, shard: int) -> Iterator[str]:
         after = ""
@@ -155,6 +159,14 @@ class ShardsOfNamespace(ShardedNamespace):
         return rows[-1][0] if len(rows) == limit else "", rows
 
     def write_own(
+        self,
+        pages_: Sequence[tuple[int, Sequence[OwnChange]]],
+        version: int,
+        now_us: int | None,
+    ) -> list[list[OwnPolicy | None] | Behind]:
+        return [self._write_own(shard, version, changes, now_us) for shard, changes in pages_]
+
+    def _write_own(
         self, shard: int, version: int, changes: Sequence[OwnChange], now_us: int | None
     ) -> list[OwnPolicy | None] | Behind:
         with self.stores[shard].transaction_at_any_version(now_us) as tx:
@@ -172,34 +184,34 @@ class ShardsOfNamespace(ShardedNamespace):
             own.write()
             return answers
 
-    def write_policies(
-        self, shard: int, change: PolicyChange, now_us: int | None
-    ) -> Behind | InUse | None:
-        with self.stores[shard].transaction_at_any_version(now_us) as tx:
-            if tx.shard.policy_version != change.version:
-                return Behind(tx.shard.policy_version)
-            policies.write_all(tx, change)
-        return None
+    def write_policies_on(
+        self, shards: Sequence[int], change: PolicyChange, now_us: int | None
+    ) -> list[Behind | InUse | None]:
+        return [self._write_policies(shard, change, now_us) for shard in shards]
 
     def try_policies_on(
         self, shards: Sequence[int], change: PolicyChange, now_us: int | None
     ) -> list[Behind | InUse | None]:
-        return [self._try_policies(shard, change, now_us) for shard in shards]
+        return [self._write_policies(shard, change, now_us, is_trial=True) for shard in shards]
 
-    def _try_policies(self, shard: int, change: PolicyChange, now_us: int | None) -> Behind | None:
-        """Raise TopicInUse if the store would refuse the change."""
-        try:
-            with self.stores[shard].transaction_at_any_version(now_us, durable=False) as tx:
-                if tx.shard.policy_version != change.version:
-                    return Behind(tx.shard.policy_version)
-                policies.write_all(tx, change)
+    def _write_policies(
+        self, shard: int, change: PolicyChange, now_us: int | None, *, is_trial: bool = False
+    ) -> Behind | None:
+        """Raises TopicInUse if the store refuses the change."""
+        with (
+            contextlib.suppress(_Undone),
+            self.stores[shard].transaction_at_any_version(now_us, durable=not is_trial) as tx,
+        ):
+            if tx.shard.policy_version != change.version:
+                return Behind(tx.shard.policy_version)
+            policies.write_all(tx, change)
+            if is_trial:
                 raise _Undone
-        except _Undone:
-            return None
+        return None
 
     def policy_names(self, shard: int) -> set[str]:
         del shard
-        return set()  # `write_policies` compares all policies of the store
+        return set()  # `write_policies_on` compares all policies of the store
 
     def version_on(self, shard: int) -> int:
         with self.stores[shard].view() as tx:
@@ -207,7 +219,17 @@ class ShardsOfNamespace(ShardedNamespace):
 
     # Tiers
 
-    def write_tiers(
+    def write_tiers_on(
+        self,
+        shards: Sequence[int],
+        layers: TierLayers,
+        version: int,
+        new_version: int,
+        now_us: int | None,
+    ) -> list[bool]:
+        return [self._write_tiers(shard, layers, version, new_version, now_us) for shard in shards]
+
+    def _write_tiers(
         self, shard: int, layers: TierLayers, version: int, new_version: int, now_us: int | None
     ) -> bool:
         with self.stores[shard].transaction_at_any_version(now_us) as tx:
@@ -232,9 +254,6 @@ class ShardsOfNamespace(ShardedNamespace):
             return tier_changes.own_count(tx, tier)
 
     def use_tiers(self, layers: TierLayers) -> None:
-        self._use_tiers(layers)
-
-    def _use_tiers(self, layers: TierLayers) -> None:
         if layers.json() != self.tier_layers.json():
             self.tier_layers = layers
             self.tiers = layers.in_force()

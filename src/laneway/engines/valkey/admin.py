@@ -249,23 +249,13 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
             else None
         )
 
-    def _set_gate_on(
-        self, shard: int, name: str, gate: Gate, layer: Layer, now_us: int | None
-    ) -> None:
-        self._write_gate([shard], name, gate, layer, now_us)
-
     def _set_gate(self, name: str, gate: Gate, layer: Layer, now_us: int | None) -> None:
-        self._write_gate(range(self._space.shards), name, gate, layer, now_us)
+        arguments = (name, layer, record_formats.gate_record(gate))
+        calls = [(shard, "gate", arguments) for shard in range(self._space.shards)]
+        self._space.write_many(calls, now_us)
 
     def _reset_gate(self, name: str, now_us: int | None) -> None:
         calls = [(shard, "gate", (name, "reset", b"")) for shard in range(self._space.shards)]
-        self._space.write_many(calls, now_us)
-
-    def _write_gate(
-        self, shards: Sequence[int], name: str, gate: Gate, layer: Layer, now_us: int | None
-    ) -> None:
-        arguments = (name, layer, record_formats.gate_record(gate))
-        calls = [(shard, "gate", arguments) for shard in shards]
         self._space.write_many(calls, now_us)
 
     def _purge_on(self, shard: int, topic: str, now_us: int | None) -> int:

@@ -428,10 +428,7 @@ class Namespace(ShardedNamespace):
             found.append((*_layer_and_pattern(field.decode()), json.loads(fields)))
         self.routes.load(version, found)
 
-    def read_own(self, shard: int, topics: Sequence[str]) -> list[OwnPolicy]:
-        return self.read_own_of([(shard, topics)])[0]
-
-    def read_own_of(self, pages_: Sequence[tuple[int, Sequence[str]]]) -> list[list[OwnPolicy]]:
+    def read_own(self, pages_: Sequence[tuple[int, Sequence[str]]]) -> list[list[OwnPolicy]]:
         answers = self.run_many(
             [(shard, "own_read", (record_formats.pack(list(topics)),)) for shard, topics in pages_]
         )
@@ -461,11 +458,6 @@ class Namespace(ShardedNamespace):
         return following.decode() if int(following) else "", rows
 
     def write_own(
-        self, shard: int, version: int, changes: Sequence[OwnChange], now_us: int | None
-    ) -> list[OwnPolicy | None] | Behind:
-        return self.write_own_on([(shard, changes)], version, now_us)[0]
-
-    def write_own_on(
         self,
         pages_: Sequence[tuple[int, Sequence[OwnChange]]],
         version: int,
@@ -494,11 +486,6 @@ class Namespace(ShardedNamespace):
                 pages_, ids_of_pages, self.write_many(calls, now_us), strict=True
             )
         ]
-
-    def write_policies(
-        self, shard: int, change: PolicyChange, now_us: int | None
-    ) -> Behind | InUse | None:
-        return self.write_policies_on([shard], change, now_us)[0]
 
     def write_policies_on(
         self, shards: Sequence[int], change: PolicyChange, now_us: int | None
@@ -540,11 +527,6 @@ class Namespace(ShardedNamespace):
 
     def version_on(self, shard: int) -> int:
         return record_formats.read_counters(self.read(shard, "GET", "shard")).version
-
-    def write_tiers(
-        self, shard: int, layers: TierLayers, version: int, new_version: int, now_us: int | None
-    ) -> bool:
-        return self.write_tiers_on([shard], layers, version, new_version, now_us)[0]
 
     def write_tiers_on(
         self,
