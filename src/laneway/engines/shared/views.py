@@ -251,6 +251,17 @@ def tier_stats(tier_queues: Iterable[tuple[str, str, int, int]], tiers: Tiers) -
     return list(added.values())
 
 
+def gates(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The view of each gate, from its views on all shards: leases and waiting lanes add up."""
+    merged: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        gate = merged.setdefault(part["name"], part)
+        if gate is not part:
+            for field in ("leased", "waiting"):
+                gate[field] += part[field]
+    return [merged[name] for name in sorted(merged)]
+
+
 def overview(now_us: int, shards: Sequence[CounterFacts], tiers: list[TierStats]) -> Overview:
     """The namespace's totals."""
     whole = Overview(

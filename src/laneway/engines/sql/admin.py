@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.shared import gates
-from laneway.engines.shared import views as shared
 from laneway.engines.shared.policy_changes import PolicyChanges
-from laneway.engines.shared.tallies import together
 from laneway.engines.sql import (
-    explaining,
     forwarding,
-    listing,
     lookups,
     messages,
     migrating,
@@ -27,6 +22,7 @@ from laneway.engines.sql import (
     views,
 )
 from laneway.engines.sql.engine import SqlQueue
+from laneway.engines.sql.reads import Reads, View
 from laneway.policy import (
     PROGRAM,
     Gate,
@@ -43,28 +39,24 @@ if TYPE_CHECKING:
     from laneway.engines.base import (
         Explanation,
         ExportedMessage,
-        HeldState,
         IdState,
         ImportAnswer,
-        LaneRate,
         MessageView,
-        Overview,
         RecordChange,
         RecordKind,
         SpoolBatch,
-        Tallies,
-        TopicOrder,
-        TopicStats,
     )
     from laneway.engines.sql.store import Connection
-    from laneway.engines.sql.transaction import Transaction
     from laneway.message import Draft
     from laneway.policy import Layer, Layers, Resolved
     from laneway.tiers import Tier, TierLayers
 
 
-class SqlEngine(SqlQueue, PolicyChanges):
+class SqlEngine(SqlQueue, Reads, PolicyChanges):
     """The hot path of `SqlQueue`, and administration; a database adds what is its own."""
+
+    def _view(self, now_us: int | None = None) -> View:
+        return View([self.view(now_us)], lambda _: (0,))
 
     # Tiers
 
@@ -173,10 +165,6 @@ class SqlEngine(SqlQueue, PolicyChanges):
 
     # History
 
-    def tallies(self, *, now_us: int | None = None) -> Tallies:
-        with self.view(now_us) as tx:
-            return together(tx.now, [tx.tallies.since_us], tx.tallies.all(), tx.tallies.waits())
-
     def history_read(self, names: Sequence[str]) -> list[bytes | None]:
         with self._store.reading() as connection:
             return [_history(connection, name) for name in names]
@@ -221,59 +209,12 @@ class SqlEngine(SqlQueue, PolicyChanges):
         with self.transaction(now_us, durable=True) as tx:
             return policies.reset_gate(tx, name)
 
-    def gate_list(self) -> list[dict[str, Any]]:
-        with self.view() as tx:
-            return gates.of_gates(_gates(tx))
-
     def topic_group_set(
         self, name: str, settings: Gate, *, layer: Layer = "code", now_us: int | None = None
     ) -> None:
         self.gate_set(GROUP + name, settings, layer=layer, now_us=now_us)
 
-    def topic_group_list(self) -> list[dict[str, Any]]:
-        with self.view() as tx:
-            return gates.of_groups(_gates(tx))
-
     # Topics
-
-    def topic_stats(self, topic: str, *, now_us: int | None = None) -> TopicStats:
-        with self.view(now_us) as tx:
-            stats = views.topic_stats(tx, topic)
-            stats.cursors = views.cursors(tx, topic)
-            return stats
-
-    def topic_list(
-        self,
-        *,
-        order: TopicOrder = "name",
-        pattern: str = "*",
-        limit: int = 20,
-        after: str | None = None,
-        now_us: int | None = None,
-    ) -> list[TopicStats]:
-        with self.view(now_us) as tx:
-            return listing.topics(tx, order, pattern, limit, after)
-
-    def topic_peek(
-        self,
-        topic: str,
-        *,
-        limit: int = 10,
-        state: HeldState | None = None,
-        now_us: int | None = None,
-    ) -> list[MessageView]:
-        with self.view(now_us) as tx:
-            return views.peek(tx, topic, limit, state)
-
-    def lane_rates(self, limit: int, *, now_us: int | None = None) -> list[LaneRate]:
-        with self.view(now_us) as tx:
-            return views.lane_rates(tx, limit)
-
-    def delayed_counts(
-        self, topic: str, until_us: Sequence[int], *, now_us: int | None = None
-    ) -> list[int]:
-        with self.view(now_us) as tx:
-            return shared.counted_by_end(views.delayed_times(tx, topic), until_us)
 
     def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
         removed = 0
@@ -295,10 +236,6 @@ class SqlEngine(SqlQueue, PolicyChanges):
                     return removed + got + purging.delete(tx, topic)
             removed += got
 
-    def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
-        with self.view() as tx:
-            return views.cursors(tx, topic)
-
     # Messages
 
     def lookup(
@@ -315,8 +252,7 @@ class SqlEngine(SqlQueue, PolicyChanges):
     def explain(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
     ) -> Explanation:
-        with self.view(now_us) as tx:
-            return explaining.explain(tx, message_id, topic)
+        return self._explained([0], message_id, topic, now_us)
 
     # Dead letters
 
@@ -410,29 +346,10 @@ class SqlEngine(SqlQueue, PolicyChanges):
         with self.view(now_us) as tx:
             return tx.now
 
-    def overview(self, *, now_us: int | None = None) -> Overview:
-        with self.view(now_us) as tx:
-            tiers = shared.tier_stats(views.tier_queue_counts(tx), tx.rules.tiers)
-            return shared.overview(tx.now, [tx.shard], tiers)
-
-    def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
-        with self.view(now_us) as tx:
-            messages_ = views.all_messages(tx)
-            names = sorted(
-                {view.topic for view in messages_}
-                | {lane.topic for lane in views.all_lanes(tx) if lane.topic is not None}
-            )
-            return shared.snapshot(
-                tx.now,
-                totals=self.overview(now_us=now_us),
-                topics={name: views.topic_stats(tx, name) for name in names},
-                messages=messages_,
-                gates=_gates(tx),
-                policies=[
-                    *tx.rules.policy_table.stored_rows(),
-                    *own_rows(policies.page(tx, "", 1 << 60)),
-                ],
-            )
+    def _policy_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
+        with self.view() as tx:
+            own = own_rows(policies.page(tx, "", 1 << 60))
+            return [*tx.rules.policy_table.stored_rows(), *own]
 
 
 def _swap(connection: Connection, name: str, before: bytes | None, after: bytes | None) -> bool:
@@ -452,7 +369,3 @@ def _swap(connection: Connection, name: str, before: bytes | None, after: bytes 
 def _history(connection: Connection, name: str) -> bytes | None:
     row = connection.one("history_read", name)
     return row[0] if row is not None else None
-
-
-def _gates(tx: Transaction) -> list[dict[str, Any]]:
-    return [views.gate_view(tx, tx.cached_gate(row)) for row in tx.all("gates")]

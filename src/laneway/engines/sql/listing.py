@@ -53,12 +53,6 @@ FOLDED = ("backlog", "age")
 """Orders by which topics in a bucket are counted, too."""
 
 
-def topics(
-    tx: Transaction, order: str, pattern: str, limit: int, after: str | None
-) -> list[TopicStats]:
-    return listing.topics(Topics(tx), order, pattern, limit, after)
-
-
 class Topics:
     """What `laneway.engines.shared.listing` reads of one store."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from laneway.engines.base import BY_OPERATOR, Capabilities, Check, DoctorStep, StorePart
 from laneway.engines.sharded import migrating
@@ -18,15 +18,13 @@ from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
 from laneway.engines.sharded.presence import ShardedCoordination
 from laneway.engines.sharded.queue import LeaseRequest, Rerouted, ShardedQueue
 from laneway.engines.sharded.splitting import Numbers, by_shard, group
-from laneway.engines.shared import gates
-from laneway.engines.shared import views as shared
 from laneway.engines.shared.doctor import HANDLERS, finding, unhandled
 from laneway.engines.shared.naming import generated_id
 from laneway.engines.shared.refusals import nobody_follows
-from laneway.engines.sql import explaining, messages, purging, results, views
+from laneway.engines.sql import messages, purging, results
+from laneway.engines.sql.reads import Reads, View
 from laneway.engines.sql.rows import Held
 from laneway.engines.sql.shard_namespace import ShardNumbers, ShardsOfNamespace
-from laneway.engines.sql.shard_views import ShardsView
 from laneway.engines.sql.wakeup import Waits
 from laneway.errors import BadMessage, UsageError
 
@@ -37,22 +35,16 @@ if TYPE_CHECKING:
         CancelAnswer,
         Explanation,
         ExportedMessage,
-        HeldState,
         IdState,
         ImportAnswer,
-        LaneRate,
         LogEntry,
         MessageView,
         MoveAnswer,
         MoveTarget,
-        Overview,
         RecordChange,
         RecordKind,
         Settings,
         SpoolBatch,
-        Tallies,
-        TopicOrder,
-        TopicStats,
         WorkerFacts,
         WorkerView,
         WorkListener,
@@ -308,11 +300,14 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
         self._wakeup.interrupt()  # last: a wait that begins after it finds the stores closed
 
 
-class ShardsEngine(ShardsQueue, ShardedAdmin):
+class ShardsEngine(ShardsQueue, ShardedAdmin, Reads):
     """The queue and the administration in one object."""
 
-    def _view(self, now_us: int | None = None) -> ShardsView:
-        return ShardsView(self._space, now_us)
+    def _view(self, now_us: int | None = None) -> View:
+        self._space.refresh()
+        return View(
+            (store.view(now_us) for store in self._space.stores), self._space.routes.shards_of
+        )
 
     def _shard_of(self, message_id: str, topic: str | None) -> int | None:
         """The shard that has the message, or had it last; None: no shard knows it."""
@@ -382,10 +377,6 @@ class ShardsEngine(ShardsQueue, ShardedAdmin):
         )
 
     # History: in the first shard
-
-    def tallies(self, *, now_us: int | None = None) -> Tallies:
-        with self._view(now_us) as view:
-            return view.tallies()
 
     def history_read(self, names: Sequence[str]) -> list[bytes | None]:
         return self._space.stores[0].history_read(names)
@@ -479,56 +470,7 @@ class ShardsEngine(ShardsQueue, ShardedAdmin):
                     located += [(shard, row.mid)] if row is not None else []
         return located
 
-    # Gates
-
-    def gate_list(self) -> list[dict[str, Any]]:
-        with self._view() as view:
-            return gates.of_gates(view.gates())
-
-    def topic_group_list(self) -> list[dict[str, Any]]:
-        with self._view() as view:
-            return gates.of_groups(view.gates())
-
     # Topics
-
-    def topic_stats(self, topic: str, *, now_us: int | None = None) -> TopicStats:
-        with self._view(now_us) as view:
-            stats = view.topic_stats(topic)
-            stats.cursors = view.cursors(topic)
-            return stats
-
-    def topic_list(
-        self,
-        *,
-        order: TopicOrder = "name",
-        pattern: str = "*",
-        limit: int = 20,
-        after: str | None = None,
-        now_us: int | None = None,
-    ) -> list[TopicStats]:
-        with self._view(now_us) as view:
-            return view.topics(order, pattern, limit, after)
-
-    def topic_peek(
-        self,
-        topic: str,
-        *,
-        limit: int = 10,
-        state: HeldState | None = None,
-        now_us: int | None = None,
-    ) -> list[MessageView]:
-        with self._view(now_us) as view:
-            return view.peek(topic, limit, state)
-
-    def lane_rates(self, limit: int, *, now_us: int | None = None) -> list[LaneRate]:
-        with self._view(now_us) as view:
-            return view.lane_rates(limit)
-
-    def delayed_counts(
-        self, topic: str, until_us: Sequence[int], *, now_us: int | None = None
-    ) -> list[int]:
-        with self._view(now_us) as view:
-            return view.delayed_counts(topic, until_us)
 
     def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
         self._space.refresh()
@@ -536,10 +478,6 @@ class ShardsEngine(ShardsQueue, ShardedAdmin):
             self._space.on(shard, lambda store: store.topic_delete(topic, now_us=now_us))
             for shard in self._space.routes.shards_of(topic)
         )
-
-    def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
-        with self._view() as view:
-            return view.cursors(topic)
 
     # Messages
 
@@ -563,12 +501,7 @@ class ShardsEngine(ShardsQueue, ShardedAdmin):
     ) -> Explanation:
         shard = self._shard_of(message_id, topic)
         shards = range(self._space.shards) if shard is None else [shard]
-        with self._view(now_us) as view:
-            transactions = view.transactions
-            answers = [
-                explaining.explain(transactions[n], message_id, topic, transactions) for n in shards
-            ]
-        return min(answers, key=lambda answer: answer.state == "unknown")
+        return self._explained(shards, message_id, topic, now_us)
 
     def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
@@ -698,10 +631,6 @@ class ShardsEngine(ShardsQueue, ShardedAdmin):
             shards = self._space.routes.shards_of(topic)[:1]  # type: ignore[assignment]
         return max(self._space.stores[shard].time_us(now_us=now_us) for shard in shards)
 
-    def overview(self, *, now_us: int | None = None) -> Overview:
-        with self._view(now_us) as view:
-            return view.overview()
-
     def store_parts(self) -> list[StorePart]:
         return [part for store in self._space.stores for part in store.store_parts()]
 
@@ -759,28 +688,6 @@ class ShardsEngine(ShardsQueue, ShardedAdmin):
                 space.write_all_policies(shard, version)
         what = f"{space.stores[0].noun}s that do not have the current policies"
         return finding("policies", wrong, what, repair=repair)
-
-    def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
-        with self._view(now_us) as view:
-            parts = [views.all_messages(tx) for tx in view.transactions]
-            found = sorted((each for part in parts for each in part), key=lambda each: each.seq)
-            names = sorted(
-                {each.topic for each in found}
-                | {
-                    lane.topic
-                    for tx in view.transactions
-                    for lane in views.all_lanes(tx)
-                    if lane.topic is not None
-                }
-            )
-            return shared.snapshot(
-                view.now,
-                totals=view.overview(),
-                topics={name: view.topic_stats(name) for name in names},
-                messages=found,
-                gates=view.gates(),
-                policies=self._policy_rows(),
-            )
 
 
 def _together(checks: list[tuple[int, Check]], noun: str) -> Check:

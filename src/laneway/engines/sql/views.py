@@ -212,16 +212,7 @@ def _ranks(tx: Transaction, query: str, *where: int) -> Iterator[int]:
 # Cursors
 
 
-def cursors(tx: Transaction, topic: str) -> dict[int, tuple[int, int]]:
-    """By priority: the scan and the done cursor."""
-    outstanding = shared.Cursors()
-    add_outstanding(tx, topic, outstanding)
-    return outstanding.below(tx.shard.seq)
-
-
-def add_outstanding(
-    tx: Transaction, topic: str, outstanding: shared.Cursors, first: int = 0
-) -> None:
+def add_outstanding(tx: Transaction, topic: str, outstanding: shared.Cursors, first: int) -> None:
     """Add the topic's messages that are not finished; their numbers count from `first`."""
     for lane in lanes_of(tx, topic):
         for rank in _ranks(tx, "ready_next_rank", lane.lane):
@@ -295,15 +286,6 @@ def _view(tx: Transaction, row: Row, topic: str) -> MessageView:
         parts=[body for _, body in tx.all("parts_read", row.mid)] if row.parts else None,
         history=msgspec.json.decode(extra[2]) if extra is not None else [],
     )
-
-
-def peek(
-    tx: Transaction, topic: str, limit: int, state: HeldState | None = None
-) -> list[MessageView]:
-    """The first messages: ready in their order, then parked, then delayed by due time."""
-    leased = Leased(tx)
-    rows = peek_rows(tx, topic, limit, state)
-    return [view for row in rows if (view := message_view(tx, row, leased)) is not None]
 
 
 def peek_order(row: Row) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from laneway.engines.base import Tally, WaitCounts
-from laneway.engines.sharded import shard_views
 from laneway.engines.shared import adaptive
 from laneway.engines.shared import gates as shared_gates
 from laneway.engines.shared import views as shared
@@ -721,7 +720,7 @@ def dead_list(
             (record.death[0] * space.shards + shard, message_view(view, shard, record))
             for record in read_records(view, shard, mids)
         ]
-    return shard_views.first(found, limit, lambda each: each[0])
+    return sorted(found, key=lambda each: each[0])[:limit]
 
 
 def drop_edges(view: View, shard: int, topic: str) -> None:
@@ -737,7 +736,7 @@ def drop_edges(view: View, shard: int, topic: str) -> None:
 
 def gates(view: View) -> list[dict[str, Any]]:
     """Each gate's limits, and what waits for it on all shards."""
-    return shard_views.gates(
+    return shared.gates(
         _gate(view, shard, name.decode(), stored)
         for shard in range(view.space.shards)
         for name, stored in sorted(view.space.scan(shard, "HSCAN", "gates"))
