@@ -61,6 +61,18 @@ class EngineDriver:
         """Lease, and return the bodies."""
         return [lease.body.decode() for lease in self.lease(n, **options)]
 
+    def bodies_after(self, quiet: float, more: float = 0.1) -> list[str]:
+        """Lease nothing for `quiet` seconds; `more` seconds later lease, and return the bodies."""
+        self.later(quiet)
+        assert self.lease() == []
+        self.later(more)
+        return self.bodies()
+
+    def tick_after(self, seconds: float) -> None:
+        """Move the clock, and let the engine do its housekeeping."""
+        self.later(seconds)
+        self.engine.tick(now_us=self.now)
+
     def settle(
         self, leases: list[Lease], action: Action = "ack", **options: object
     ) -> list[SettlementAnswer]:

@@ -115,8 +115,7 @@ def test_limit_outlives_a_pause(driver: EngineDriver) -> None:
     for limit in range(2, 6):
         driver.put("a", *map(str, range(limit)))
         assert _windows(driver, 1) == [limit]
-    driver.later(300)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(300)
     driver.put("a", *map(str, range(20)))
     assert len(driver.lease()) == 6
 
@@ -189,15 +188,13 @@ def test_limit_of_partitions_outlives_a_pause(driver: EngineDriver) -> None:
     for limit in range(2, 6):
         driver.put("a", *map(str, range(limit)))
         assert _windows(driver, 1) == [limit]
-    driver.later(300)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(300)
     driver.put("a", *map(str, range(20)))
     leases = driver.lease(100)
     assert len(leases) == 6
     driver.engine.topic_purge("a", now_us=driver.now)
     driver.settle(leases, cost_us=QUICK_US)
-    driver.later(601)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(601)
     assert driver.engine.overview(now_us=driver.now).topics == 0
     driver.put("a", *map(str, range(20)))
     assert len(driver.lease(100)) == 2

@@ -40,14 +40,8 @@ def test_a_delivery_uses_its_cost(driver: EngineDriver, kind: str) -> None:
     limit(driver, kind, 10, 100)
     put(driver, "a", 60, 60, 20)
     assert driver.bodies() == ["60"]
-    driver.later(1.9)
-    assert driver.lease() == []
-    driver.later(0.1)
-    assert driver.bodies() == ["60"]
-    driver.later(1.9)
-    assert driver.lease() == []
-    driver.later(0.1)
-    assert driver.bodies() == ["20"]
+    assert driver.bodies_after(1.9) == ["60"]
+    assert driver.bodies_after(1.9) == ["20"]
 
 
 @kinds
@@ -58,18 +52,9 @@ def test_a_cost_above_the_burst_passes_when_the_bucket_is_full(
     limit(driver, kind, 10, 5)
     put(driver, "a", 1, 50, 1, 50)
     assert driver.bodies() == ["1"]
-    driver.later(0.05)
-    assert driver.lease() == []
-    driver.later(0.05)
-    assert driver.bodies() == ["50"]
-    driver.later(4.5)
-    assert driver.lease() == []
-    driver.later(0.1)
-    assert driver.bodies() == ["1"]
-    driver.later(0.4)
-    assert driver.lease() == []
-    driver.later(0.1)
-    assert driver.bodies() == ["50"]
+    assert driver.bodies_after(0.05, 0.05) == ["50"]
+    assert driver.bodies_after(4.5) == ["1"]
+    assert driver.bodies_after(0.4) == ["50"]
 
 
 def test_what_waits_for_permits_is_served_after_another_topic_is_settled(
@@ -238,10 +223,7 @@ def test_retries_cost_again(driver: EngineDriver) -> None:
     driver.later(0.1)
     driver.settle(driver.lease(), "dead")
     driver.engine.dead_redrive(topic="a", now_us=driver.now)
-    driver.later(5.9)
-    assert driver.lease() == []
-    driver.later(0.1)
-    assert driver.bodies() == ["60"]
+    assert driver.bodies_after(5.9) == ["60"]
 
 
 def test_a_merged_message_costs_what_its_headers_say(driver: EngineDriver) -> None:
@@ -270,10 +252,7 @@ def test_a_changed_rate_acts_on_what_is_owed(driver: EngineDriver) -> None:
     put(driver, "a", 100, 1)
     assert driver.bodies() == ["100"]
     driver.policy("a", rate=100)
-    driver.later(0.94)
-    assert driver.lease() == []
-    driver.later(0.1)
-    assert driver.bodies() == ["1"]
+    assert driver.bodies_after(0.94) == ["1"]
 
 
 def test_explain_names_the_cost(driver: EngineDriver) -> None:
@@ -314,7 +293,4 @@ def test_plain_messages_beside_expensive_ones(driver: EngineDriver) -> None:
     driver.put("a", "z")
     put(driver, "a", 10)
     assert driver.bodies() == ["x", "y", "10", "z"]
-    driver.later(0.2)
-    assert driver.lease() == []
-    driver.later(0.1)
-    assert driver.bodies() == ["10"]
+    assert driver.bodies_after(0.2) == ["10"]

@@ -32,8 +32,7 @@ def test_redrive_drop_and_dead_ttl(
     (again,) = driver.lease()
     assert (again.id, again.attempt) == (ids[0], 1)
     assert driver.engine.dead_drop("a", [ids[1]], now_us=driver.now) == 1
-    driver.later(100)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(100)
     assert driver.engine.dead_list() == []
 
 
@@ -41,8 +40,7 @@ def test_dead_letters_that_are_kept_for_ever(driver: EngineDriver) -> None:
     driver.policy("a", dead_ttl="forever")
     driver.put("a", "1")
     driver.settle(driver.lease(), "dead")
-    driver.later(50 * 365 * 86_400)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(50 * 365 * 86400)
     assert len(driver.engine.dead_list("a")) == 1
 
 

@@ -46,8 +46,7 @@ def test_a_repeat_after_the_ids_are_forgotten(driver: EngineDriver) -> None:
     drafts = [draft("x"), draft("y", "b")]
     forward(driver, "1", *drafts)
     assert sorted(driver.run()) == ["1", "1"]
-    driver.later(100 * DAY)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(100 * DAY)
     assert driver.engine.lookup("a", ["x"], now_us=driver.now) == {"x": "unknown"}
     for _ in range(2):
         assert forward(driver, "1", *drafts) == [("x", "duplicate"), ("y", "duplicate")]

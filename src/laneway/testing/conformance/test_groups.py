@@ -248,8 +248,7 @@ def test_groups_are_forgotten_with_their_topics(driver: EngineDriver) -> None:
     driver.engine.topic_purge("c.a.0", now_us=driver.now)
     driver.engine.topic_delete("c.b.0", now_us=driver.now)
     assert len(driver.run()) == 6
-    driver.later(120)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(120)
     assert driver.engine.overview(now_us=driver.now).topics == 0
     fill(driver, ["c.a.0", "c.a.1", "c.b.0"], 20)
     seen = served(driver, 40, 2)

@@ -70,8 +70,7 @@ def test_a_topic_with_history_counts_apart(driver: EngineDriver, fields: dict[st
     assert apart.waiting + others.waiting == 3
     driver.policy("push.a", history=None)
     driver.put("push.a", "after")
-    driver.later(5)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(5)
     found = tallies(driver)
     assert (found["mid", "push.a"].published, found["mid", "push.*"].published) == (4, 3)
 

@@ -71,16 +71,13 @@ def test_a_key_rate_outlives_the_lane(driver: EngineDriver) -> None:
     driver.policy("a", key_rate="1/m")
     put(driver, "a", "k1")
     assert driver.run() == ["k1"]
-    driver.later(30)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(30)
     put(driver, "a", "k2")
     assert driver.run() == []
     driver.later(30)
     assert driver.run() == ["k2"]
-    driver.later(120)
-    driver.engine.tick(now_us=driver.now)
-    driver.later(2)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(120)
+    driver.tick_after(2)
     assert driver.engine.tick(now_us=driver.now) is None, "nothing is left to wake for"
 
 

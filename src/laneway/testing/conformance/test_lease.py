@@ -178,8 +178,7 @@ def test_extended_leases_end_in_order(driver: EngineDriver) -> None:
     )
     driver.engine.extend([(first.handle, first.fence)], 30 * SECOND, now_us=driver.now)
     driver.put("b", "3")
-    driver.later(60)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(60)
     assert [view.body for _, view in driver.engine.dead_list()] == [b"2", b"3", b"1"]
 
 

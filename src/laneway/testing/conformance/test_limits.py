@@ -286,14 +286,12 @@ def test_partitions_leave_nothing_behind(driver: EngineDriver) -> None:
     driver.policy("a", partitions=4, rate=1.0, burst=4, concurrency=4)
     driver.put("a", *["x"] * 4)
     driver.settle(driver.lease(100))
-    driver.later(2)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(2)
     assert driver.engine.overview(now_us=driver.now).topics > 0
     driver.put("a", *["x"] * 9)
     assert len(driver.lease(100)) == 2
     driver.engine.topic_delete("a", now_us=driver.now)
-    driver.later(10)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(10)
     assert driver.engine.overview(now_us=driver.now).topics == 0
     driver.put("a", *["x"] * 9)
     assert len(driver.lease(100)) == 4

@@ -155,8 +155,7 @@ def on_expiry(driver: EngineDriver) -> None:
     driver.policy("a", ttl=5)
     driver.put("a", "1")
     driver.policy("a", on_expiry="drop")
-    driver.later(5)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(5)
     assert driver.engine.dead_list() == []
 
 
@@ -164,8 +163,7 @@ def dead_ttl(driver: EngineDriver) -> None:
     driver.put("a", "1")
     driver.policy("a", dead_ttl=5)
     driver.settle(driver.lease(), "dead")
-    driver.later(5)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(5)
     assert driver.engine.dead_list() == []
 
 

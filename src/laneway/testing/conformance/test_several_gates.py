@@ -74,14 +74,8 @@ def test_wakes_when_the_last_gate_opens(driver: EngineDriver, order: list[str]) 
     driver.policy("a", gate=order)
     driver.put("a", "1", "2", "3")
     assert driver.bodies() == ["1"]
-    driver.later(2)
-    assert driver.lease() == []
-    driver.later(2)
-    assert driver.bodies() == ["2"]
-    driver.later(3.9)
-    assert driver.lease() == []
-    driver.later(0.1)
-    assert driver.bodies() == ["3"]
+    assert driver.bodies_after(2, 2) == ["2"]
+    assert driver.bodies_after(3.9) == ["3"]
 
 
 def test_topics_with_gates_in_another_order_do_not_block_each_other(driver: EngineDriver) -> None:

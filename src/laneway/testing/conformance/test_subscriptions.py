@@ -245,8 +245,7 @@ def test_subscription_delay_and_ttl(driver: EngineDriver) -> None:
     driver.put("orders", "brief", ttl_us=1_000_000)
     driver.put("orders", "usual")
     assert driver.engine.topic_stats(AUDIT, now_us=driver.now).delayed == 1
-    driver.later(10)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(10)
     assert driver.waiting("orders") == 0
     assert bodies_of(driver, AUDIT) == ["usual", "late"]
 

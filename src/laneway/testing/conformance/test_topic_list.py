@@ -194,8 +194,7 @@ def test_topics_with_most_dead_letters(driver: EngineDriver) -> None:
         ("push.b", 1),
         ("small.7", 1),
     ]
-    driver.later(400 * 86400)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(400 * 86400)
     assert top(driver, "dead") == []
 
 

@@ -124,8 +124,7 @@ def test_idle_topic_is_forgotten(driver: EngineDriver) -> None:
     for n in range(50):
         driver.put(f"t.{n}", "x")
     driver.run()
-    driver.later(61)
-    driver.engine.tick(now_us=driver.now)
+    driver.tick_after(61)
     assert driver.engine.overview(now_us=driver.now).topics == 0
 
 
