@@ -22,7 +22,6 @@ looks after 20 ms, then after longer and longer pauses, up to 250 ms.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import random
@@ -38,6 +37,8 @@ from psycopg import sql
 
 from laneway.engines.postgres.pipeline import forget
 from laneway.engines.shared import forking
+from laneway.engines.sql import listeners
+from laneway.engines.sql import wakeup as sql_wakeup
 from laneway.engines.sql.listeners import StoreArrivalListener, StoreResultListener
 from laneway.engines.sql.wakeup import LOOK_AGAIN
 
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import ArrivalListener, ResultListener
     from laneway.engines.postgres.connecting import ServerConnection
-    from laneway.engines.shared.interrupt import Interrupt
 
 BEAT_SECONDS = 3.0
 """How often a listening process says that it still does."""
@@ -72,11 +72,10 @@ that waits for results.
 log = logging.getLogger("laneway.engine")
 
 
-class Wakeup:
-    """
-    Waits and notifications of one store. `connect` opens a connection to it; `schema`: its own;
-    `look`: in how many seconds a pool may have something to lease; 0: now.
-    """
+class Wakeup(sql_wakeup.Wakeup):
+    """`connect` opens a connection to the store; `schema`: its own."""
+
+    waiting: list[StoreWorkListener]
 
     def __init__(
         self,
@@ -84,12 +83,8 @@ class Wakeup:
         schema: str,
         look: Callable[[str, Sequence[str] | None], float],
     ) -> None:
-        self.look = look
-        self._interrupted = 0
+        super().__init__(look)
         self._random = random.Random()
-        self.waiting: list[StoreWorkListener] = []
-        self.listeners: list[StoreResultListener] = []
-        self.busy: list[StoreArrivalListener] = []
         self._presence = _Presence(connect, schema, self._receive)
 
     @property
@@ -137,8 +132,7 @@ class Wakeup:
         return bool(busy)
 
     def notify_results(self, ids: Sequence[str]) -> None:
-        for listener in list(self.listeners):
-            listener.notify(ids)
+        super().notify_results(ids)
         channels = [channel for channel, kind in self._presence.others("") if kind == RESULTS]
         if channels:
             self._presence.send((each, text) for text in _pages(ids) for each in channels)
@@ -147,42 +141,13 @@ class Wakeup:
         """Another process has notified this one."""
         kind, rest = text[:1], text[1:]
         if kind == "r":
-            for listener in list(self.listeners):
-                listener.notify(rest.split("\n"))
+            super().notify_results(rest.split("\n"))
         elif kind == "b":
             self._wake_busy(rest)
         elif not self._wake_workers(rest) and not self._wake_busy(rest):
             self._presence.forward(rest)
 
-    def find_worker(self, pool: str) -> None:
-        """Messages are leased to nobody without their asking."""
-
-    def send_lease(self, worker: object, lease: object, began: float) -> bool:
-        """To nobody."""
-        del worker, lease, began
-        return False
-
-    def forget_workers(self) -> None:
-        """There are none."""
-
     # Waiting
-
-    def wait(
-        self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
-    ) -> bool:
-        deadline, before = time.monotonic() + timeout, self._interrupted
-        listener = StoreWorkListener(self, pool, topics, looks_always=True)
-        try:
-            with interrupt.waking(listener.wake):
-                while self._interrupted == before and not interrupt.is_set:
-                    left = deadline - time.monotonic()
-                    if listener.poll(max(left, 0.0)):
-                        return True
-                    if left <= 0:
-                        break
-        finally:
-            listener.close()
-        return False
 
     def work_listener(
         self,
@@ -208,20 +173,12 @@ class Wakeup:
     def leave(self, kind: str, pool: str) -> None:
         self._presence.leave(kind, pool)
 
-    def interrupt(self) -> None:
-        self._interrupted += 1
-        for listener in list(self.waiting):
-            listener.wake()
-
     def close(self) -> None:
         self._presence.close()
 
 
-class StoreWorkListener:
-    """
-    Is notified of what can be leased. `looks_always`: `poll` returns True only if it has seen
-    something to lease itself; a notification may be about what is due soon.
-    """
+class StoreWorkListener(listeners.StoreWorkListener):
+    """Is notified by other threads of this process, and by other processes."""
 
     def __init__(
         self,
@@ -232,9 +189,7 @@ class StoreWorkListener:
         looks_always: bool = False,
     ) -> None:
         self._wakeup = wakeup
-        self.pool, self.topics = pool, topics
         self._kind = ALL if topics is None else SOME
-        self._looks_always = looks_always
         self.is_waiting = False
         """Whether it wants to be notified."""
         self._look_at = 0.0
@@ -242,7 +197,7 @@ class StoreWorkListener:
         self._changed = threading.Condition()
         self._is_notified = False
         self._is_woken = False
-        wakeup.waiting.append(self)
+        super().__init__(wakeup, pool, topics, looks_always=looks_always)
 
     def poll(self, timeout: float, startable: int = 0) -> bool:
         del startable
@@ -292,15 +247,6 @@ class StoreWorkListener:
                 self._is_notified = False
                 self.pass_on()
         return False
-
-    def pass_on(self) -> bool:
-        self._wakeup.notify(self.pool, has_arrivals=True)
-        return True
-
-    def close(self) -> None:
-        self.pause()
-        with contextlib.suppress(ValueError):
-            self._wakeup.waiting.remove(self)
 
 
 class _PresentArrivals(StoreArrivalListener):

@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import socket
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,42 @@ from laneway.engines.sql.wakeup import LOOK_AGAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from laneway.engines.sql.wakeup import Wakeup
+    from laneway.message import Batch
+
+
+class StoreWorkListener(ABC):
+    """
+    Is notified of what can be leased. `looks_always`: `poll` returns only if it has seen something
+    to lease itself; a notification may be about what is due soon.
+    """
+
+    def __init__(
+        self, wakeup: Wakeup, pool: str, topics: Sequence[str] | None, *, looks_always: bool = False
+    ) -> None:
+        self.pool, self.topics = pool, topics
+        self._looks_always = looks_always
+        self._listeners, self._notify = wakeup.waiting, wakeup.notify
+        self._listeners.append(self)
+
+    @abstractmethod
+    def poll(self, timeout: float, startable: int = 0) -> Batch | bool: ...
+
+    @abstractmethod
+    def wake(self) -> None: ...
+
+    @abstractmethod
+    def pause(self) -> Batch | bool: ...
+
+    def pass_on(self) -> bool:
+        self._notify(self.pool, has_arrivals=True)
+        return True
+
+    def close(self) -> None:
+        self.pause()
+        with contextlib.suppress(ValueError):
+            self._listeners.remove(self)
 
 
 class _Listener:

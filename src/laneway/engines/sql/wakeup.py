@@ -1,14 +1,16 @@
-"""What the rules need of the way in which a store wakes workers that wait."""
+"""How a store wakes workers that wait; a database adds how processes reach each other."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import HEARTBEAT_TIMEOUT
 from laneway.engines.shared.interrupt import Interrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener, WorkListener
     from laneway.message import Lease
@@ -23,35 +25,65 @@ a worker that stands still for a moment must not lose it.
 """
 
 
-class Wakeup(Protocol):
-    """Waits and notifications of one store."""
+class Wakeup(ABC):
+    """
+    Waits and notifications of one store. `look`: in how many seconds a pool may have something to
+    lease; 0: now. The listeners in its lists are those of `listeners`.
+    """
 
+    def __init__(self, look: Callable[[str, Sequence[str] | None], float]) -> None:
+        self.look = look
+        self.waiting: list[Any] = []
+        self.listeners: list[Any] = []
+        self.busy: list[Any] = []
+        self.interrupted = 0
+
+    @abstractmethod
     def notify(self, pool: str, *, has_arrivals: bool = False) -> None:
         """Wake one waiter of the pool; if none waits and messages came, one arrival listener."""
 
     def notify_results(self, ids: Sequence[str]) -> None:
         """Notify all result listeners that something was stored under these ids."""
+        for listener in list(self.listeners):
+            listener.notify(ids)
 
     def find_worker(self, pool: str) -> Any:
         """
         A waiting worker to which messages may be leased, or None. Call it, and `forget_workers`, in
         one thread at a time.
         """
+        del pool
 
     def send_lease(self, worker: Any, lease: Lease, began: float) -> bool:
         """
         Send a lease to its worker. `began`: when its message was put (monotonic seconds). False:
         the worker will not receive it.
         """
+        del worker, lease, began
+        return False
 
-    def forget_workers(self) -> None:
+    def forget_workers(self) -> None:  # noqa: B027  # few stores find any
         """Forget the workers that `find_worker` has found."""
 
     def wait(
         self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
     ) -> bool:
         """Sleep until notified, at most `timeout` s; True: there may be something to lease."""
+        deadline, before = time.monotonic() + timeout, self.interrupted
+        listener = self.work_listener(pool, topics, looks_always=True)
+        try:
+            with interrupt.waking(listener.wake):
+                while self.interrupted == before and not interrupt.is_set:
+                    left = deadline - time.monotonic()
+                    if listener.poll(max(left, 0.0)):
+                        return True
+                    if left <= 0:
+                        break
+        finally:
+            listener.close()
+        return False
 
+    @abstractmethod
     def work_listener(
         self,
         pool: str,
@@ -65,14 +97,19 @@ class Wakeup(Protocol):
         returns only if it has seen something to lease itself.
         """
 
+    @abstractmethod
     def arrival_listener(self, pool: str) -> ArrivalListener:
         """A listener that is notified of arrivals in a pool."""
 
+    @abstractmethod
     def result_listener(self) -> ResultListener:
         """A listener that is notified of stored outcomes and progress."""
 
     def interrupt(self) -> None:
         """End all waits of this process."""
+        self.interrupted += 1
+        for listener in list(self.waiting):
+            listener.wake()
 
 
 class Waits:

@@ -43,6 +43,8 @@ import msgspec
 
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.replaced_files import is_settled
+from laneway.engines.sql import listeners
+from laneway.engines.sql import wakeup as sql_wakeup
 from laneway.engines.sql.listeners import StoreArrivalListener, StoreResultListener
 from laneway.engines.sql.wakeup import LOOK_AGAIN, SENT_LEASE_SECONDS
 from laneway.message import Batch, Lease
@@ -99,11 +101,8 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(_SentLease).decode
 
 
-class Wakeup:
-    """
-    Waits and notifications of one store. `look`: in how many seconds a pool may have something to
-    lease; 0: now. `may_lease`: publishers may lease messages to listeners.
-    """
+class Wakeup(sql_wakeup.Wakeup):
+    """`path`: the file, or None in memory; `may_lease`: publishers may lease to listeners."""
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class Wakeup:
         *,
         may_lease: bool = False,
     ) -> None:
-        self.look = look
+        super().__init__(look)
         self._across = path is not None and hasattr(socket, "AF_UNIX")
         self.may_lease = may_lease and self._across
         self._alone = path is None
@@ -128,11 +127,7 @@ class Wakeup:
         self._names_of_workers: list[str] = []
         self._condition = threading.Condition()
         self._notified = 0
-        self._interrupted = 0
         self._has_warned = False
-        self.waiting: list[StoreWorkListener] = []
-        self.listeners: list[StoreResultListener] = []
-        self.busy: list[StoreArrivalListener] = []
 
     def arrival_listener(self, pool: str) -> ArrivalListener:
         listener = StoreArrivalListener(self.busy, pool)
@@ -168,8 +163,7 @@ class Wakeup:
         listener.attach(outer, f"{self._folder}/{name}")
 
     def notify_results(self, ids: Sequence[str]) -> None:
-        for listener in list(self.listeners):
-            listener.notify(ids)
+        super().notify_results(ids)
         if not self._across:
             return
         names = [name for name in self._names.read() if name.startswith(LISTENER)]
@@ -289,19 +283,7 @@ class Wakeup:
     ) -> bool:
         if not self._across:
             return self.wait_in_process(timeout, pool, topics, interrupt)
-        deadline, before = time.monotonic() + timeout, self._interrupted
-        listener = self.work_listener(pool, topics, looks_always=True)
-        try:
-            with interrupt.waking(listener.wake):
-                while self._interrupted == before and not interrupt.is_set:
-                    left = deadline - time.monotonic()
-                    if listener.poll(max(left, 0.0)):
-                        return True
-                    if left <= 0:
-                        break
-        finally:
-            listener.close()
-        return False
+        return super().wait(timeout, pool, topics, interrupt)
 
     def bind(self, wakeup: socket.socket, name: str) -> None:
         """Bind the socket. The last waiter removes the folder, so it may vanish in between."""
@@ -327,9 +309,9 @@ class Wakeup:
         self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
     ) -> bool:
         """As `wait`, without a socket."""
-        deadline, before = time.monotonic() + timeout, self._interrupted
+        deadline, before = time.monotonic() + timeout, self.interrupted
         with interrupt.waking(self._notify):
-            while self._interrupted == before and not interrupt.is_set:
+            while self.interrupted == before and not interrupt.is_set:
                 seen = self._notified
                 soon = self.look(pool, topics)
                 if soon <= 0:
@@ -340,7 +322,7 @@ class Wakeup:
                 with self._condition:
                     if (
                         self._notified == seen
-                        and self._interrupted == before
+                        and self.interrupted == before
                         and not interrupt.is_set
                     ):
                         self._condition.wait(
@@ -353,10 +335,8 @@ class Wakeup:
             self._condition.notify_all()
 
     def interrupt(self) -> None:
-        self._interrupted += 1
+        super().interrupt()
         self._notify()
-        for listener in list(self.waiting):
-            listener.wake()
 
 
 class _Names:
@@ -380,12 +360,11 @@ class _Names:
         return self._listed
 
 
-class StoreWorkListener:
+class StoreWorkListener(listeners.StoreWorkListener):
     """
-    Is notified of what can be leased, through a datagram socket that is bound while it listens.
+    Is notified through a datagram socket that is bound while it listens; without such sockets
+    `poll` waits within the process.
 
-    Without such sockets `poll` waits within the process. `looks_always`: `poll` returns only if it
-    has seen something to lease itself; a notification may be about what is due soon.
     While the worker has `LEAST_STARTABLE` free slots, the socket's name says that it takes leases.
     """
 
@@ -399,10 +378,7 @@ class StoreWorkListener:
         looks_always: bool = False,
     ) -> None:
         self._wakeup = wakeup
-        self._pool = pool
-        self._topics = topics
         self._folder = folder
-        self._looks_always = looks_always
         self.max_lease_us: int | None = None
         """As in `Queue.lease`."""
         self.generation = 0
@@ -417,7 +393,7 @@ class StoreWorkListener:
         self._was_notified = False
         """Whether a notification came together with a lease."""
         self._interrupt = Interrupt()
-        wakeup.waiting.append(self)
+        super().__init__(wakeup, pool, topics, looks_always=looks_always)
 
     def poll(self, timeout: float, startable: int = 0) -> Batch | bool:
         deadline = time.monotonic() + timeout
@@ -429,7 +405,7 @@ class StoreWorkListener:
             if now >= self.look_at:
                 self._was_notified = False
                 # The socket is bound: later publishes send to it.
-                soon = self._wakeup.look(self._pool, self._topics)
+                soon = self._wakeup.look(self.pool, self.topics)
                 self._look_at = now + min(soon, LOOK_AGAIN) if soon > 0 else now + LOOK_AGAIN
                 if soon <= 0:
                     return True
@@ -444,7 +420,7 @@ class StoreWorkListener:
         return False
 
     def _poll_in_process(self, timeout: float) -> bool:
-        found = self._wakeup.wait_in_process(timeout, self._pool, self._topics, self._interrupt)
+        found = self._wakeup.wait_in_process(timeout, self.pool, self.topics, self._interrupt)
         if self._interrupt.is_set:
             self._interrupt = Interrupt()
         return found
@@ -456,10 +432,10 @@ class StoreWorkListener:
 
     def _bound(self, *, takes_leases: bool) -> socket.socket | None:
         """The socket, bound to a name that says what the worker takes now."""
-        kind = SERVES_ALL if self._topics is None else SERVES_SOME
+        kind = SERVES_ALL if self.topics is None else SERVES_SOME
         if kind == SERVES_ALL and takes_leases and self._wakeup.may_lease:
             kind = TAKES_LEASES
-        mark = _pool_mark(self._pool) + kind
+        mark = _pool_mark(self.pool) + kind
         if self._socket is None or self._name.startswith(mark):
             return self._socket or self._bind(mark)
         name = mark + self._name[len(mark) :]
@@ -562,15 +538,6 @@ class StoreWorkListener:
             self._was_notified = False
             self.pass_on()
         return found if isinstance(found, Batch) else False
-
-    def pass_on(self) -> bool:
-        self._wakeup.notify(self._pool, has_arrivals=True)
-        return True
-
-    def close(self) -> None:
-        self.pause()
-        with contextlib.suppress(ValueError):
-            self._wakeup.waiting.remove(self)
 
 
 def _folder(path: str) -> str:
