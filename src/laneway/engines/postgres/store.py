@@ -37,6 +37,7 @@ from laneway.engines.postgres.errors import explain, was_applied
 from laneway.engines.postgres.flusher import Flusher, NotConfirmed
 from laneway.engines.postgres.reserve import LOOK_BYTES, Reserve
 from laneway.engines.shared import forking
+from laneway.engines.sql import store as sql_store
 from laneway.engines.sql.store import Outdated
 from laneway.errors import EngineUnavailable, LanewayError, NoNamespace, SchemaMismatch
 
@@ -158,7 +159,7 @@ class _Lock:
         self.release()
 
 
-class Store:
+class Store(sql_store.Store):
     """An open schema and its transactions. In a forked child process it is closed."""
 
     def __init__(
@@ -196,8 +197,7 @@ class Store:
         self._read_lock = [_SHARED_LOCK.format(READ_CLASS, number)] if server else []
         self._before: tuple[list[str], list[str]] = [], []
         """Behind a pooler: the settings of a transaction, and those of a durable one."""
-        self._later: dict[int, tuple[int, int]] = {}
-        """By thread that syncs later: its first and last commit, or zeros."""
+        self._later = {}
         self._flusher = Flusher(self._connect_flusher, lambda: self.written)
         self._connection: Connection | None = None
         self._failed_at, self._failure = 0.0, ""
@@ -596,41 +596,13 @@ class Store:
 
     # Durability
 
-    def sync(self, commit: int) -> None:
+    def _flush(self, first: int, last: int) -> None:
         if self._durability == "memory" or self._before[0]:
             return
-        if self._later and (thread := threading.get_ident()) in self._later:
-            first, _ = self._later[thread]
-            self._later[thread] = first or commit, commit
-            return
-        self._flush(commit, commit)
-
-    def _flush(self, first: int, last: int) -> None:
         try:
             self._flusher.flush(first, last)
         except psycopg.Error as error:
             raise self.explain(error, applied=None) from error
-
-    @contextmanager
-    def syncing_later(self) -> Iterator[None]:
-        thread, later = threading.get_ident(), self._later
-        if thread in later:
-            yield  # the block around this one syncs
-            return
-        later[thread] = 0, 0
-        try:
-            yield
-        finally:
-            first, last = later.pop(thread)
-            if last:
-                self._flush(first, last)
-
-    def sync_now(self) -> None:
-        thread = threading.get_ident()
-        first, last = self._later.get(thread, (0, 0))
-        if last:
-            self._later[thread] = 0, 0
-            self._flush(first, last)
 
     def checkpoint(self) -> None:
         """The server checkpoints by itself."""

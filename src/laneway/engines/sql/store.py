@@ -1,7 +1,7 @@
 """
 What the rules need of a database: a store with its place, transactions, and statements by name.
 
-A database implements both protocols. It has the text of each statement, and it alone knows how
+A database implements the protocols. It has the text of each statement, and it alone knows how
 values are bound: a list by `array`, and 0 for NULL in columns that are never 0, so its statements
 have `nullif(?, 0)` there. Everything raises a `LanewayError` that names the store; a change that
 raises has not happened unless the error's `applied` is None.
@@ -9,12 +9,14 @@ raises has not happened unless the error's `applied` is None.
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from laneway.message import Draft
@@ -142,7 +144,10 @@ class Connection(Session, Protocol):
 
 
 class Store(Protocol):
-    """An open store. It is used by one thread at a time, which holds its `lock`."""
+    """
+    An open store, which a database derives from. It is used by one thread at a time, which holds
+    its `lock`.
+    """
 
     name: str
     commits: int
@@ -154,9 +159,10 @@ class Store(Protocol):
     prefers_large_leases: bool
     """Whether a call has a cost of its own, whatever the number of its messages."""
 
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """The lock; a thread may take it several times."""
+    lock: Any
+    """The lock, a context manager; a thread may take it several times."""
+    _later: dict[int, tuple[int, int]]
+    """By thread that syncs later: its first and last commit, or zeros."""
 
     def reading(self) -> AbstractContextManager[Connection]:
         """One consistent read transaction, without the write lock."""
@@ -193,12 +199,37 @@ class Store(Protocol):
 
     def sync(self, commit: int) -> None:
         """Return when this durable commit, the number that was in `written`, is on disk."""
+        if self._later and (thread := threading.get_ident()) in self._later:
+            first, _ = self._later[thread]
+            self._later[thread] = first or commit, commit
+        else:
+            self._flush(commit, commit)
 
-    def syncing_later(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def syncing_later(self) -> Iterator[None]:
         """`sync` of this thread returns at once inside this block, whose end syncs."""
+        thread, later = threading.get_ident(), self._later
+        if thread in later:
+            yield  # the block around this one syncs
+            return
+        later[thread] = 0, 0
+        try:
+            yield
+        finally:
+            first, last = later.pop(thread)
+            if last:
+                self._flush(first, last)
 
     def sync_now(self) -> None:
         """Inside `syncing_later`: sync what was committed in it so far."""
+        thread = threading.get_ident()
+        first, last = self._later.get(thread, (0, 0))
+        if last:
+            self._later[thread] = 0, 0
+            self._flush(first, last)
+
+    def _flush(self, first: int, last: int) -> None:
+        """Sync these commits and those between them."""
 
     def checkpoint(self) -> None:
         """Make the next durable commits faster, where the store can."""

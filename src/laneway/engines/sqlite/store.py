@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from laneway.engines.shared import forking
 from laneway.engines.shared.replaced_files import Files, create_file, is_of_another
+from laneway.engines.sql import store as sql_store
 from laneway.engines.sql.statements import schema
 from laneway.engines.sqlite import log_length
 from laneway.engines.sqlite.connection import SQL, Connection
@@ -58,7 +59,7 @@ RESTART_MS = 10
 """How long a `-wal` that is to begin again waits for the write lock and for readers."""
 
 
-class Store:
+class Store(sql_store.Store):
     """
     An open file, or a private store in memory, and its transactions. In a forked child process it
     is closed.
@@ -91,8 +92,7 @@ class Store:
         self._wal_sync: WalSync | None = None
         self._log_length: LogLength | None = None
         self._disk = DiskSpace(path) if path is not None and hasattr(os, "statvfs") else None
-        self._later: dict[int, int] = {}
-        """By thread that syncs later: its last commit."""
+        self._later = {}
         with self.lock, forking.undivided():
             _stores.add(self)
             self.connection = self._open()
@@ -291,44 +291,19 @@ class Store:
                 " start this program again"
             )
 
-    def sync(self, commit: int) -> None:
+    def _flush(self, first: int, last: int) -> None:
+        del first  # who syncs the last commit syncs all before it
         wal_sync = self._wal_sync
         if wal_sync is None:
             return  # it was synced inside the commit
-        if self._later and (thread := threading.get_ident()) in self._later:
-            self._later[thread] = commit
-            return
         try:
-            wal_sync.sync(self, commit)
+            wal_sync.sync(self, last)
         except OSError as error:
             raise EngineUnavailable(
                 f"{self.name}: the disk failed ({error}); whether the change is on disk is not"
                 " known: check the disk, then restart this program",
                 applied=None,
             ) from error
-
-    @contextmanager
-    def syncing_later(self) -> Iterator[None]:
-        thread, later = threading.get_ident(), self._later
-        if thread in later:
-            yield  # the block around this one syncs
-            return
-        later[thread] = 0
-        try:
-            yield
-        finally:
-            commit = later.pop(thread)
-            if commit:
-                self.sync(commit)
-
-    def sync_now(self) -> None:
-        thread = threading.get_ident()
-        commit = self._later.pop(thread, None)
-        if commit is not None:
-            try:
-                self.sync(commit)
-            finally:
-                self._later[thread] = 0
 
     def refuse_without_room(self, drafts: Sequence[Draft]) -> None:
         if self._disk is not None:
