@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from laneway.engines.base import BY_OPERATOR, Capabilities, Check, DoctorStep, StorePart
-from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
+from laneway.engines.sharded.migrating import Arrival
 from laneway.engines.sharded.presence import ShardedCoordination
 from laneway.engines.sharded.queue import LeaseRequest, Rerouted, ShardedQueue
 from laneway.engines.sharded.splitting import Numbers, by_shard, group
@@ -591,7 +591,7 @@ class ShardsEngine(ShardsQueue, ShardedAdmin, Reads):
     def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
         self._space.refresh()
         answers: list[ImportAnswer] = ["accepted"] * len(exported_messages)
-        arrivals = (migrating.Arrival(self._space, each) for each in exported_messages)
+        arrivals = (Arrival(self._space, each) for each in exported_messages)
         shards = by_shard(arrival.shard(self._space) for arrival in arrivals)
         for shard, positions in shards.items():
             part = [exported_messages[n] for n in positions]

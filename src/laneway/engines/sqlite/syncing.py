@@ -27,13 +27,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Store(Protocol):
-        """Numbers its commits."""
-
-        written: int
-        """The number of the last one."""
+    from laneway.engines.sql.store import Store
 
 
 class WalSync:

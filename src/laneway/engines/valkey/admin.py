@@ -13,7 +13,6 @@ from laneway.engines.base import (
     ImportAnswer,
     TopicOrder,
 )
-from laneway.engines.sharded import migrating
 from laneway.engines.sharded.admin import PAGE, DeadAction, ShardedAdmin
 from laneway.engines.sharded.splitting import pages
 from laneway.engines.shared import gates
@@ -80,7 +79,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
 
     def __init__(self, url: str, settings: Settings) -> None:
         super().__init__(url, settings)
-        self._export = migrating.Export()
+        self._moving = MigratingShards(self._space)
 
     def _view(self, now_us: int | None = None) -> View:
         return View(self._space, now_us)
@@ -480,20 +479,20 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     # Moving to another store
 
     def export(self, limit: int) -> list[ExportedMessage]:
-        return self._export.page(self._space, MigratingShards(self._space), limit)
+        return self._moving.page(limit)
 
     def confirm_export(self, exported_messages: Sequence[ExportedMessage]) -> None:
-        migrating.confirm_export(self._space, MigratingShards(self._space), exported_messages)
+        self._moving.confirm(exported_messages)
 
     def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
         self._space.reload()
-        return migrating.import_(self._space, MigratingShards(self._space), exported_messages)
+        return self._moving.import_(exported_messages)
 
     def finished_ids(self) -> Iterator[tuple[str, str, int | None]]:
         return finished_ids(self._view())
 
     def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
-        migrating.import_finished(self._space, MigratingShards(self._space), ids)
+        self._moving.import_finished(ids)
 
     def spool_batches(self) -> Iterator[SpoolBatch]:
         return spool_batches(self._view())

@@ -1,14 +1,16 @@
 """
-How messages are exported and imported on one shard; `laneway.engines.sharded.migrating` has the
-rest. An exported message moves to the hash `moving` until its arrival is confirmed.
+Export and import over the shards. An exported message moves to the hash `moving` until its arrival
+is confirmed.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import ExportedMessage, ImportAnswer, SpoolBatch
-from laneway.engines.sharded.splitting import pages
+from laneway.engines.sharded.migrating import Arrival
+from laneway.engines.sharded.splitting import Numbers, by_shard, group, pages
 from laneway.engines.shared.naming import FORWARDED_KEY_BYTES
 from laneway.engines.valkey import record_formats
 from laneway.topic_groups import TOPIC
@@ -16,11 +18,13 @@ from laneway.topic_groups import TOPIC
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from laneway.engines.sharded.migrating import Arrival
     from laneway.engines.valkey.namespace import Namespace
     from laneway.engines.valkey.record_formats import Record
     from laneway.engines.valkey.views import View
     from laneway.policy import Gate, Layer
+
+AT_ONCE = 200
+"""Messages that one call exports or imports."""
 
 _SPOOLS_AT_ONCE = 20
 """Batches of spools in a call; each has up to `FORWARD_AT_ONCE` keys."""
@@ -29,18 +33,48 @@ _SERIAL = (None, "hold", "yield")
 
 
 class MigratingShards:
-    """Export and import on the shards of one namespace."""
+    """
+    Export and import on the shards of one namespace, page by page.
+
+    A page of an export continues at the lane where the last one ended. Lanes stay for a moment
+    after their last message, so to begin with the first one each time would read all emptied lanes
+    for each page.
+    """
 
     def __init__(self, space: Namespace) -> None:
         self._space = space
+        self._lanes: Iterator[tuple[int, str | None]] = iter(())
+        """The lanes (None: dead letters) that follow, each with its shard."""
+        self._lane: tuple[int, str | None] | None = None
+        """The lane that the last page ended in."""
 
-    def exported(self, shard: int, limit: int) -> list[ExportedMessage]:
-        mids = sorted(int(mid) for mid, _ in self._space.scan(shard, "HSCAN", "moving"))
-        return self._read(shard, mids[:limit])
+    def page(self, limit: int) -> list[ExportedMessage]:
+        """The exported messages that were not confirmed yet, then the next ones."""
+        messages: list[ExportedMessage] = []
+        for shard in range(self._space.shards):
+            mids = sorted(int(mid) for mid, _ in self._space.scan(shard, "HSCAN", "moving"))
+            messages += self._read(shard, mids[:limit])
+        self._fill(messages, limit)
+        if not messages:  # what came after their lane was read is still there
+            self._lanes = self._every_lane()
+            self._fill(messages, limit)
+        return messages
 
-    def lanes(self, shard: int) -> Iterator[str]:
-        for name, _ in self._space.scan(shard, "HSCAN", "lanes"):
-            yield name.decode()
+    def _fill(self, messages: list[ExportedMessage], limit: int) -> None:
+        while len(messages) < limit:
+            self._lane = self._lane or next(self._lanes, None)
+            if self._lane is None:
+                return
+            page = self.export(*self._lane, min(AT_ONCE, limit - len(messages)))
+            messages += page
+            if not page:
+                self._lane = None
+
+    def _every_lane(self) -> Iterator[tuple[int, str | None]]:
+        for shard in range(self._space.shards):
+            names = (name.decode() for name, _ in self._space.scan(shard, "HSCAN", "lanes"))
+            for lane in itertools.chain(names, (None,)):
+                yield shard, lane
 
     def export(self, shard: int, lane: str | None, limit: int) -> list[ExportedMessage]:
         mids = self._space.run("export", shard, None, lane or "", limit, durable=True)
@@ -92,37 +126,57 @@ class MigratingShards:
             death=death,
         )
 
-    def confirm(self, shard: int, numbers: Sequence[int]) -> None:
-        self._space.read_many(
-            shard,
-            [
-                command
-                for mid in numbers
-                for command in (
-                    ("DEL", f"b:{mid}"),
-                    ("DEL", f"j:{mid}"),
-                    ("HDEL", "moving_ids", mid),
-                    ("HDEL", "moving", mid),
+    def confirm(self, messages: Sequence[ExportedMessage]) -> None:
+        """Forget messages that have arrived in the other store."""
+        numbers = Numbers(self._space.shards)
+        for shard, mids in group(
+            (numbers.shard(each.number), numbers.number(each.number)) for each in messages
+        ).items():
+            self._space.read_many(
+                shard,
+                [
+                    command
+                    for mid in mids
+                    for command in (
+                        ("DEL", f"b:{mid}"),
+                        ("DEL", f"j:{mid}"),
+                        ("HDEL", "moving_ids", mid),
+                        ("HDEL", "moving", mid),
+                    )
+                ],
+            )
+
+    def import_(self, messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
+        """Import each shard's part, in calls of at most `AT_ONCE`."""
+        space = self._space
+        arrivals = [Arrival(space, message) for message in messages]
+        answers: list[ImportAnswer] = ["accepted"] * len(arrivals)
+        for shard, positions in by_shard(arrival.shard(space) for arrival in arrivals).items():
+            for page in pages(positions, AT_ONCE):
+                bodies = [body for n in page for body in messages[n].bodies]
+                rows = record_formats.pack([_import_row(arrivals[n]) for n in page])
+                outcomes = space.run("import", shard, None, rows, *bodies, durable=True)
+                for position, outcome in zip(page, outcomes, strict=True):
+                    answers[position] = outcome.decode()
+        return answers
+
+    def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
+        """Remember finished ids on every shard of their topics."""
+        on_shards = group(
+            (shard, (topic, message_id, until or 0))
+            for topic, message_id, until in ids
+            for shard in self._space.routes.shards_of(topic)
+        )
+        for shard, rows in on_shards.items():
+            for page in pages(rows, AT_ONCE):
+                self._space.run(
+                    "remember_finished",
+                    shard,
+                    None,
+                    record_formats.pack(page),
+                    durable=True,
+                    repeatable=True,
                 )
-            ],
-        )
-
-    def import_(self, shard: int, messages: Sequence[Arrival]) -> list[ImportAnswer]:
-        bodies = [body for each in messages for body in each.message.bodies]
-        rows = record_formats.pack([_import_row(each) for each in messages])
-        answer = self._space.run("import", shard, None, rows, *bodies, durable=True)
-        return [outcome.decode() for outcome in answer]
-
-    def import_finished(self, shard: int, ids: Sequence[tuple[str, str, int | None]]) -> None:
-        rows = [(topic, message_id, until or 0) for topic, message_id, until in ids]
-        self._space.run(
-            "remember_finished",
-            shard,
-            None,
-            record_formats.pack(rows),
-            durable=True,
-            repeatable=True,
-        )
 
 
 def _import_row(arrival: Arrival) -> list[Any]:
