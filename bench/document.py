@@ -394,7 +394,7 @@ def _summary(tables: list[Table]) -> str:
 def _table(table: Table, section: Section) -> Iterator[str]:
     rows = [row for row in table["figures"] if section.shown(row)]
     days = {row["date"] for row in rows if "date" in row}
-    if section.bench != "peers":
+    if section.bench not in ("peers", "beside_postgres"):
         yield f"### {section.heading}: {ENGINES.get(engine(table), engine(table))}"
     machine = table["machine"]
     yield f"`{table['command']}`\n" + _filled(
