@@ -75,11 +75,14 @@ class Gates:
 
     def _has_spare(self, name: str) -> bool:
         """
-        Whether the gate decides nothing now: it admits two deliveries, or its permits would be
-        lost. What the partitions of a topic share always decides.
+        Whether the gate is in use and decides nothing now: it admits two deliveries, or its permits
+        would be lost. What the partitions of a topic share always decides.
         """
         gate, limits = self.gates[name], self.gates[name].limits
         if name.startswith(TOPIC) or self.now < gate.held_until:
+            return False
+        used_until = gate.tat // fairness.TICKS + IN_USE_US if limits.rate is not None else 0
+        if not gate.leased and self.now > used_until:
             return False
         if limits.rate is not None and not fairness.recovered(gate.tat, self.now):
             clock = (gate.tat, self.now, limits.rate, limits.effective_burst)
@@ -356,6 +359,7 @@ class Gates:
 
 
 FOREVER_US = 1 << 62
+IN_USE_US = 1_000_000  # for how long a gate is in use after a delivery
 POOL_PART = 8  # for this part of an interval a gate is held for a lane of another pool
 LATE_US = 5_000  # by how much a worker may be late
 

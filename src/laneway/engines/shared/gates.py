@@ -54,6 +54,9 @@ LATE_US = 5_000
 
 FOREVER_US = 1 << 62
 
+IN_USE_US = 1_000_000
+"""For how long a gate is in use after a delivery."""
+
 POOL_PART = 8
 """For this part of the time of one delivery a gate is held for a lane of another pool."""
 
@@ -112,12 +115,19 @@ def room(
 
 def has_spare(limits: Gate, tat: int, leased: int, now_us: int, owes: int = 0) -> bool:
     """
-    Whether the gate decides nothing now: it admits two deliveries, or its permits would be lost.
+    Whether the gate is in use and decides nothing now: it admits two deliveries, or its permits
+    would be lost.
 
     Then its lanes are served in the order of their tier, as if they had no gate. In the order of
     the gate, one that its tier serves later would keep those behind it waiting, although the gate
-    has enough for all of them.
+    has enough for all of them. Lanes of a gate that nobody uses wait at it: a million of them that
+    arrive while no worker runs would have to be looked at, one by one, when it is used up.
     """
+    is_in_use = leased > 0
+    if limits.rate is not None:
+        is_in_use |= tat >= (now_us - IN_USE_US) * fairness.TICKS
+    if not is_in_use:
+        return False
     if limits.rate is not None and not fairness.recovered(tat, now_us):
         tat, burst = rebase(limits, tat, now_us, owes), limits.effective_burst
         if fairness.permits(tat, now_us, limits.rate, burst) < 2:

@@ -97,6 +97,12 @@ Lanes of a group that a visit passes over because they can deliver nothing. Afte
 limit, its lanes come to its gate as they are visited.
 """
 
+MOST_REFUSED = 500
+"""
+Such lanes in all: after that the next call goes on. When a gate is used up, its lanes come to it as
+they are visited.
+"""
+
 LANES_OF_GROUP = fairness.CHUNK
 """Lanes of a group that are looked up with it: a visit of weight 1 takes as many messages."""
 
@@ -587,9 +593,11 @@ class _Plan:
         }
         """The tier queues whose lanes share the workers' time."""
         self.cut = False
-        """Whether a visit ended early, because keys at their limits have parked much."""
+        """Whether it ends early: keys at limits have parked much, or many lanes have refused."""
         self.has_circled = False
         """Whether a lane was left out, because it went from gate to gate without end."""
+        self._refused = 0
+        """How many visits delivered nothing."""
 
     def serve_pool(self, pool: str, room: int) -> None:
         """Serve strict tiers first, then the others by shares; unused shares go to the others."""
@@ -738,7 +746,7 @@ class _Plan:
         candidates.look_at_all()
         entries = candidates.count(room)
         taken = 0
-        while taken < room and not self.withheld:
+        while taken < room and not self.withheld and self._refused < MOST_REFUSED:
             entry = candidates.pop()
             if entry is None:
                 break
@@ -807,6 +815,8 @@ class _Plan:
             self.withheld = True
             return 0, True
         got = self.visit(lane, tier_queue, room, lanes)
+        self._refused += not got
+        self.cut |= self._refused >= MOST_REFUSED
         return got, bool(got and lane.ready and tx.allowance(lane, tx.policy_of(lane)))
 
     def _serve_group(

@@ -31,6 +31,7 @@
 local lanes -- defined in lanes.lua, which uses gates
 
 local gates = part(function(gates)
+    local IN_USE = 1000000 -- for how long a gate is in use after a delivery
     local known, changed, moved, by_key = {}, {}, {}, {}
     -- leases that have ended: {position in the call, gate, for how long it was held}
     local ended = {}
@@ -301,10 +302,14 @@ local gates = part(function(gates)
         return max(room, 0)
     end
 
-    -- Whether the gate (false: not defined) decides nothing now, as `gates.has_spare` in Python.
+    -- Whether the gate (false: not defined) is in use and decides nothing now, as in Python.
     -- Grants move to shards where lanes wait, and what the partitions of a topic share is theirs.
     function gates.has_spare(gate)
         if not gate or gate.grant or shard.now < gate.held_until or byte(gate.name) == 28 then
+            return false
+        end
+        if gate.leased == 0
+            and not (gate.rate and gate.tat >= (shard.now - IN_USE) * TICKS) then
             return false
         end
         if gate.rate and not fairness.recovered(gate.tat, shard.now)
