@@ -580,7 +580,7 @@ class Engine(Lanes):
         else:
             self._serve_topics(call, topics, pool, n)
         for lane in call.visited:
-            self._place(lane)
+            self._place(lane, was_visited=True)
         return Batch(call.leases, self.now, self._next_wake())
 
     def _serve_pool(self, call: Call, pool: str, room: int) -> None:

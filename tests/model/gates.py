@@ -81,8 +81,7 @@ class Gates:
         gate, limits = self.gates[name], self.gates[name].limits
         if name.startswith(TOPIC) or self.now < gate.held_until:
             return False
-        used_until = gate.tat // fairness.TICKS + IN_USE_US if limits.rate is not None else 0
-        if not gate.leased and self.now > used_until:
+        if not gate.leased and gate.tat < (self.now - IN_USE_US) * fairness.TICKS:
             return False
         if limits.rate is not None and not fairness.recovered(gate.tat, self.now):
             clock = (gate.tat, self.now, limits.rate, limits.effective_burst)
@@ -334,6 +333,8 @@ class Gates:
             if gate.limits.rate is not None:
                 gate.tat = fairness.take_permits(gate.tat, self.now, gate.limits.rate, sum(costs))
                 gate.owes = max(costs)
+            else:
+                gate.tat = self.now * fairness.TICKS  # when it was used last
             if gate.limits.least is not None:
                 gate.flow = gate.flow or adaptive.Flow(changed=self.now)
                 adaptive.delivered(gate.flow, gate.leased, gate.concurrency or 0)

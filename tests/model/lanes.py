@@ -319,7 +319,7 @@ class Lanes(Gates):
     def _policy(self, lane: Lane) -> Resolved:
         return self.policy_table.resolve(lane.rule)
 
-    def _place(self, lane: Lane) -> None:
+    def _place(self, lane: Lane, *, was_visited: bool = False) -> None:
         """Move the lane to its place, by the rules of docs/specification.md, "Placing"."""
         policy = self._policy(lane)
         group = group_of(policy.group, lane.rule)
@@ -349,7 +349,7 @@ class Lanes(Gates):
             lane.owes = 1
         if policy.shared is not None:
             self._share(TOPIC + lane.rule, policy.shared)
-        place, wake = self._where(lane, policy)
+        place, wake = self._where(lane, policy, was_visited=was_visited)
         backs_off = lane.back_off_us and lane.backs_off_until > self.now
         if (place != "asleep" or backs_off) and not (place == "at_gate" and policy.shared):
             self._throttle(lane, 0)
@@ -375,7 +375,9 @@ class Lanes(Gates):
         """The virtual time of the lane served last among those that it competes with."""
         return lane.group.inner if lane.group is not None else lane.tier_queue.virtual
 
-    def _where(self, lane: Lane, policy: Resolved) -> tuple[LaneState, int | None]:
+    def _where(
+        self, lane: Lane, policy: Resolved, *, was_visited: bool
+    ) -> tuple[LaneState, int | None]:
         if policy.paused and self._waiting(lane):
             return "paused", None
         if not self._ready(lane):
@@ -397,6 +399,8 @@ class Lanes(Gates):
                 self._throttle(lane, permit)
                 return "asleep", permit
         gates = self._gates_of(lane, policy)
+        if gates and lane.place in CAN_DELIVER and not was_visited:
+            return lane.place, None
         return ("runnable", None) if all(map(self._has_spare, gates)) else ("at_gate", None)
 
     def _forgotten_at(self, lane: Lane, policy: Resolved) -> int:

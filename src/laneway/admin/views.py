@@ -36,7 +36,10 @@ def stats_of(stats: TopicStats, now_us: int) -> Stats:
 
 
 def message_of(view: MessageView) -> Message:
-    """Decode a message view. A body that cannot be decoded is returned as bytes."""
+    """
+    Decode a message view. A body that cannot be decoded is returned as bytes. `attempt`: the next
+    one; of a dead letter, the last one.
+    """
     body: Any = view.body
     try:
         bodies = [codec.decode(one, view.headers) for one in view.bodies or ()]
@@ -50,7 +53,7 @@ def message_of(view: MessageView) -> Message:
         view.priority,
         id=view.id,
         headers=view.headers,
-        attempt=view.attempts + 1,
+        attempt=view.attempts + (view.state != "dead"),
         deliveries=view.deliveries,
         published_at=view.published_us / units.SECOND,
     )

@@ -123,10 +123,7 @@ def has_spare(limits: Gate, tat: int, leased: int, now_us: int, owes: int = 0) -
     has enough for all of them. Lanes of a gate that nobody uses wait at it: a million of them that
     arrive while no worker runs would have to be looked at, one by one, when it is used up.
     """
-    is_in_use = leased > 0
-    if limits.rate is not None:
-        is_in_use |= tat >= (now_us - IN_USE_US) * fairness.TICKS
-    if not is_in_use:
+    if not leased and tat < (now_us - IN_USE_US) * fairness.TICKS:
         return False
     if limits.rate is not None and not fairness.recovered(tat, now_us):
         tat, burst = rebase(limits, tat, now_us, owes), limits.effective_burst
@@ -170,9 +167,9 @@ def rebase(limits: Gate, tat: int, now_us: int, owes: int = 0) -> int:
 
 
 def take(limits: Gate, tat: int, taken: int, now_us: int, owes: int = 0) -> int:
-    """The TAT after deliveries that use `taken` permits."""
+    """The TAT after deliveries that use `taken` permits; without a rate, when that was."""
     if limits.rate is None:
-        return tat
+        return now_us * fairness.TICKS
     if not fairness.recovered(tat, now_us):
         tat = rebase(limits, tat, now_us, owes)
     return fairness.take_permits(tat, now_us, limits.rate, taken)

@@ -99,8 +99,8 @@ limit, its lanes come to its gate as they are visited.
 
 MOST_REFUSED = 500
 """
-Such lanes in all: after that the next call goes on. When a gate is used up, its lanes come to it as
-they are visited.
+Such lanes in all: the next call continues after that. When a gate is used up, its lanes come to it
+as they are visited.
 """
 
 LANES_OF_GROUP = fairness.CHUNK
@@ -161,7 +161,7 @@ def lease(
     )
     delivered = deliveries.run(plan.visits if topics is not None else _interleaved(tx, plan.visits))
     for lane in plan.visited.values():
-        tx.place(lane)
+        tx.place(lane, was_visited=True)
     withheld = plan.withheld or (only is not None and only.leaves_some)
     if only is not None:
         only.end(is_full=len(delivered) >= room)

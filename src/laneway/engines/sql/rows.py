@@ -657,8 +657,8 @@ class GateState(msgspec.Struct, gc=False):
         self.leased += taken
         if self.here.left is not None:
             self._use_turn(taken, self.here.left)
+        self.tat = gates.take(self.limits, self.tat, permits, now, self.owes)
         if self.limits.rate is not None:
-            self.tat = gates.take(self.limits, self.tat, permits, now, self.owes)
             self.owes = largest if largest > 1 else 0
         if self.holder == lane and largest >= self.need:
             self.end_hold(lane)

@@ -811,7 +811,7 @@ class Transaction(Statements):
 
     # Placing
 
-    def place(self, lane: Lane) -> None:
+    def place(self, lane: Lane, *, was_visited: bool = False) -> None:
         """Determine the lane's place; the rule is docs/specification.md, "Placing"."""
         self._changes.dirty[lane.lane] = lane
         policy = self.policy_of(lane)
@@ -820,7 +820,7 @@ class Transaction(Statements):
         if lane.key_limits and lane.key_limits != policy.key_limits and lane.parked:
             key_limits.limits_changed(self, lane, policy)
         tier_queue = self.tier_queue_of(lane)
-        place, wake = self._place_of(lane, policy, tier_queue)
+        place, wake = self._place_of(lane, policy, tier_queue, was_visited=was_visited)
         if lane.held_until and not self._is_held(lane, policy, place):
             lane.hold(self.now, 0)
         if lane.tier_queue < 0 and place != lane.place:
@@ -903,7 +903,7 @@ class Transaction(Statements):
         self.pools_to_notify.add(tier_queue.pool)
 
     def _place_of(
-        self, lane: Lane, policy: Resolved, tier_queue: TierQueue
+        self, lane: Lane, policy: Resolved, tier_queue: TierQueue, *, was_visited: bool = False
     ) -> tuple[int, int | None]:
         """The place, see `shared.states`, and when the lane has to be placed or forgotten."""
         now = self.now
@@ -947,6 +947,8 @@ class Transaction(Statements):
             lane.tier_queue > 0 or self.gate_of(lane, policy) is None
         ):
             return RUNNABLE, None
+        if lane.place in (RUNNABLE, AT_GATE) and not was_visited:
+            return lane.place, None
         states = self.gates_in(self.gate_of(lane, policy))
         return (RUNNABLE if all(state.has_spare(now) for state in states) else AT_GATE), None
 

@@ -308,8 +308,7 @@ local gates = part(function(gates)
         if not gate or gate.grant or shard.now < gate.held_until or byte(gate.name) == 28 then
             return false
         end
-        if gate.leased == 0
-            and not (gate.rate and gate.tat >= (shard.now - IN_USE) * TICKS) then
+        if gate.leased == 0 and gate.tat < (shard.now - IN_USE) * TICKS then
             return false
         end
         if gate.rate and not fairness.recovered(gate.tat, shard.now)
@@ -431,6 +430,8 @@ local gates = part(function(gates)
         if gate.rate then
             gate.tat = fairness.take_permits(tat_of(gate), shard.now, gate.step, permits)
             gate.owes = largest > 1 and largest or 0
+        else
+            gate.tat = shard.now * TICKS -- when it was used last
         end
         if gate.least then
             gate.flow = gate.flow or adaptive.begin(shard.now)

@@ -569,7 +569,7 @@ lanes = part(function(lanes)
     end
 
     -- The rule "Placing" of docs/specification.md. Returns place and wake (0: none).
-    local function where(lane, policy, tier_queue)
+    local function where(lane, policy, tier_queue, was_visited)
         local now, is_rare = shard.now, lane.is_rare
         if not (is_rare or policy.may_hold) and lane.tier_queue > 0 then
             if lane.ready > 0 then
@@ -619,6 +619,9 @@ lanes = part(function(lanes)
         local gate = policy.gate
         if lane.tier_queue < 0 or policy.shared then
             gate = lanes.gate_of(lane, policy)
+        end
+        if gate and not was_visited and (lane.place == RUNNABLE or lane.place == AT_GATE) then
+            return lane.place, 0
         end
         return gate and not gates.have_spare(gate) and AT_GATE or RUNNABLE, 0
     end
@@ -687,8 +690,8 @@ lanes = part(function(lanes)
         end
     end
 
-    -- Move the lane to the place where it belongs now.
-    function lanes.place(lane)
+    -- Move the lane to the place where it belongs now. `was_visited`: by the lease that ends.
+    function lanes.place(lane, was_visited)
         local policy = lane.policy or lanes.policy_of(lane)
         local is_away = is_elsewhere(lane, policy)
         if lane.place == RUNNABLE and lane.ready > 0 and lane.tier_queue > 0
@@ -709,7 +712,7 @@ lanes = part(function(lanes)
             key_limits.limits_changed(lane, policy)
         end
         local tier_queue, gate = tier_queues[lane.tier_queue], ''
-        local place, wake = where(lane, policy, tier_queue)
+        local place, wake = where(lane, policy, tier_queue, was_visited)
         if lane.is_rare and lane.held_until > 0 and not is_held(lane, policy, place) then
             lanes.hold(lane, 0)
         end

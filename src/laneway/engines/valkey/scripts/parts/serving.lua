@@ -2000,7 +2000,7 @@ local serving = part(function(serving)
             lanes.place(lane)
         end
         for _, given in ipairs(calls.order) do
-            lanes.place(given.lane)
+            lanes.place(given.lane, true)
         end
         -- a call that passes lanes over does not change the tiers' carries
         for tier_queue, carry in pairs(carries) do
