@@ -334,7 +334,7 @@ class Gates:
                 gate.tat = fairness.take_permits(gate.tat, self.now, gate.limits.rate, sum(costs))
                 gate.owes = max(costs)
             else:
-                gate.tat = self.now * fairness.TICKS  # when it was used last
+                gate.tat = max(gate.tat, self.now * fairness.TICKS)  # when it was used last
             if gate.limits.least is not None:
                 gate.flow = gate.flow or adaptive.Flow(changed=self.now)
                 adaptive.delivered(gate.flow, gate.leased, gate.concurrency or 0)

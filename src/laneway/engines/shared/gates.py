@@ -169,7 +169,7 @@ def rebase(limits: Gate, tat: int, now_us: int, owes: int = 0) -> int:
 def take(limits: Gate, tat: int, taken: int, now_us: int, owes: int = 0) -> int:
     """The TAT after deliveries that use `taken` permits; without a rate, when that was."""
     if limits.rate is None:
-        return now_us * fairness.TICKS
+        return max(tat, now_us * fairness.TICKS)
     if not fairness.recovered(tat, now_us):
         tat = rebase(limits, tat, now_us, owes)
     return fairness.take_permits(tat, now_us, limits.rate, taken)

@@ -431,7 +431,7 @@ local gates = part(function(gates)
             gate.tat = fairness.take_permits(tat_of(gate), shard.now, gate.step, permits)
             gate.owes = largest > 1 and largest or 0
         else
-            gate.tat = shard.now * TICKS -- when it was used last
+            gate.tat = max(gate.tat, shard.now * TICKS) -- when it was used last
         end
         if gate.least then
             gate.flow = gate.flow or adaptive.begin(shard.now)
