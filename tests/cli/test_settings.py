@@ -336,6 +336,15 @@ def test_a_disabled_endpoint_is_not_resumed_but_enabled(
         assert len(app.lease(1)) == 1
 
 
+@pytest.mark.parametrize("option", ["--url", "-u"])
+def test_the_url_of_an_endpoint_is_not_an_option(laneway: Command, option: str) -> None:
+    """`--url` names the store; an endpoint's URL there is an error that shows what to type."""
+    url = "https://acme.example/hooks"
+    printed = laneway("endpoint", "set", "push.acme", option, url, code=2).stderr
+    assert "the endpoint's URL is an argument: main endpoint set TOPIC URL" in printed
+    assert printed.count("\n") == 1
+
+
 def test_doctor(laneway: Command) -> None:
     """A sound store is exit code 0; the dump has no bodies."""
     laneway("publish", "a", '"secret"')

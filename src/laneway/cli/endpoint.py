@@ -96,8 +96,7 @@ def set_(session: Session, /, topic: str, *, as_json: bool, **given: Any) -> Non
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """The settings that the options name."""
     settings: dict[str, Any] = dict.fromkeys(given.pop("reset"))
-    secret_file = given.pop("secret_file")
-    if secret_file is not None:
+    if (secret_file := given.pop("secret_file")) is not None:
         settings["secret"] = secret_file.read().strip()
     if given.pop("ed25519"):
         settings["secret"] = ED25519

@@ -121,14 +121,19 @@ def with_store_options(command: click.Command, name: str) -> click.Command:
 
 
 def _set_url(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    session = ctx.find_object(Session)
-    if value is not None and session is not None:
+    has_url = {"topic", "url"} <= {parameter.name for parameter in ctx.command.params}
+    if value is not None and value.lower().startswith(("http://", "https://")) and has_url:
+        raise click.UsageError(
+            f"--url names the store; the endpoint's URL is an argument: {ctx.command_path} TOPIC"
+            " URL",
+            ctx,
+        )
+    if value is not None and (session := ctx.find_object(Session)) is not None:
         session.url = value
 
 
 def _set_namespace(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    session = ctx.find_object(Session)
-    if value is not None and session is not None:
+    if value is not None and (session := ctx.find_object(Session)) is not None:
         session.namespace, session.namespace_given = value, True
 
 
