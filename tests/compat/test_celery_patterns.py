@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import pytest
 
-from laneway import UsageError
+from laneway import BadMessage, JobDead, UsageError
 from laneway.compat.celery import (
     AsyncResult,
     Celery,
@@ -53,6 +53,30 @@ def celery(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Celery]:
 def runs(app: Celery) -> Iterator[None]:
     with working(app.finalize().laneway):
         yield
+
+
+def test_a_set_is_refused_unless_it_is_annotated(celery: Celery) -> None:
+    """
+    As in Celery, a set is an error as an argument and as a result. It never becomes a list.
+    """
+
+    @celery.task
+    def same(value: Any) -> Any:
+        return {value} if value == "set" else value
+
+    @celery.task
+    def typed(value: set[int]) -> set[int]:
+        return value | {3}
+
+    for wrong in ({1, 2}, frozenset({1}), [{"deep": {1}}]):
+        with pytest.raises(BadMessage, match="set would change when it is stored"):
+            same.delay(wrong)
+        with pytest.raises(BadMessage, match="set would change when it is stored"):
+            same.apply_async(kwargs={"value": wrong})
+    with runs(celery):
+        assert typed.delay({1, 2}).get(SOON) == {1, 2, 3}
+        with pytest.raises(JobDead, match="set would change when it is stored"):
+            same.delay("set").get(SOON)
 
 
 def test_settings_after_tasks(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ _PLAIN = (str, int, float, bool, type(None))
 
 def tag(value: Any, *, strict: bool = False) -> Any:
     """
-    The value with its types. `strict`: includes tuples, sets and keys; raises BadMessage for a
-    value that could not be restored.
+    The value with its types. `strict`: includes tuples, sets and keys. Raises BadMessage for a set,
+    and with `strict` for any value that could not be restored.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -76,10 +76,10 @@ def tag(value: Any, *, strict: bool = False) -> Any:
         return {TYPE: "tuple", VALUE: members} if strict else members
     if strict and kind in (set, frozenset):
         return {TYPE: kind.__name__, VALUE: [tag(each, strict=True) for each in value]}
-    if strict:
+    if strict or kind in (set, frozenset):
         raise BadMessage(
-            f"an argument of type {kind.__qualname__} would change when it is stored; annotate the"
-            " function's argument with its type"
+            f"a value of type {kind.__qualname__} would change when it is stored; annotate the"
+            " function with its type"
         )
     return value
 
