@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,7 @@ class Clocked:
     def __init__(self, engine: FullEngine) -> None:
         self.engine = engine
         self.seconds = 0.0
+        self.before_swap: Callable[[], None] = lambda: None
 
     def election_read(self, name: str, *, now_us: int | None = None) -> tuple[bytes | None, int]:
         return self.engine.election_read(name, now_us=START * SECOND + round(self.seconds * SECOND))
@@ -47,6 +48,7 @@ class Clocked:
         durable: bool = True,
         now_us: int | None = None,
     ) -> bool:
+        self.before_swap()
         return self.engine.election_swap(name, before, after, durable=durable)
 
     def elections(self, *, limit: int = 1000, after: str = "") -> list[str]:
@@ -189,6 +191,29 @@ def test_the_clock_jumps_after_a_renewal(clocked: Clocked, terms: EngineTerms) -
     assert (waiting.state, round(waiting.left or 0, 3)) == ("held", 9)
     now += 9
     assert claim(other, OTHER).number > number
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_the_clock_jumps_while_the_record_is_written(clocked: Clocked, renews: bool) -> None:
+    """
+    The end was decided before the jump and written after it: others see a term that has run out,
+    so the candidate does not hold it.
+    """
+    now = 100.0
+    one, other = (EngineTerms(lambda: clocked, "a", own_clock=lambda: now) for _ in range(2))
+    number = claim(one).number if renews else 0
+
+    def jump() -> None:
+        clocked.before_swap = lambda: None
+        clocked.seconds = 600
+        other.state()  # has seen the jump, and not the record that follows
+
+    clocked.before_swap = jump
+    if renews:
+        assert one.renew(number, 10, 30) is None
+    else:
+        assert isinstance(one.claim(ONE, 10), ElectionState)
+    assert isinstance(other.claim(OTHER, 10), Claim)
 
 
 def test_lost_term_is_given_up(clocked: Clocked) -> None:

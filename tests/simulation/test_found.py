@@ -19,6 +19,7 @@ from laneway.schedules import times
 from laneway.testing.simulation import Actor, Broken, Chaos, Fleet, Network
 from tests.simulation.blocking import blocking, engine_of
 from tests.simulation.elections import Candidate, Elections
+from tests.simulation.fleets import run
 from tests.simulation.schedules import SchedulingWorker, install
 
 
@@ -93,6 +94,11 @@ def test_a_clock_that_jumps_in_an_election(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(EngineTerms, "_left", left)
     with pytest.raises(Broken, match=r"leader: c. holds it, and c. for"):
         run()
+
+
+def test_a_clock_that_jumps_while_a_term_is_claimed() -> None:
+    """A candidate claimed a term whose end, read before a jump, had passed when it was written."""
+    run(26, "sqlite-4", 10.0)
 
 
 def test_a_schedule_that_is_removed_while_it_fires(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,7 +203,7 @@ class EngineTerms:
         if after is None:
             until = max(before.until_us, now + math.ceil(self._left(term) * SECOND))
             return state_of(self._name, msgspec.structs.replace(before, until_us=until), now)
-        return Claim(after.number, term, before.handed_over)
+        return Claim(after.number, (after.until_us - now) / SECOND, before.handed_over)
 
     def _left(self, term: float) -> float:
         """
@@ -225,9 +225,8 @@ class EngineTerms:
             until = now + round(term * SECOND)
             if record.asked_us is not None:
                 until = min(until, record.asked_us + round(bound * SECOND))
-            renewals = record.renewals + 1
             return (
-                msgspec.structs.replace(record, until_us=until, renewals=renewals)
+                msgspec.structs.replace(record, until_us=until, renewals=record.renewals + 1)
                 if until > now
                 else None
             )
@@ -286,7 +285,8 @@ class EngineTerms:
         Replace the record by the answer of `change` for it and the time, or leave it if that is
         None.
 
-        Returns the previous record, the new one if it was replaced, and the time.
+        Returns the previous record, the new one if it was replaced, and the time after that. A
+        record that has run out by then is changed once more.
         """
         while True:  # a swap fails only if another one has succeeded
             stored, before, now = self._read()
@@ -294,7 +294,11 @@ class EngineTerms:
             if after is None:
                 return before, None, now
             if self._engine().election_swap(self._name, stored, _encode(after), durable=durable):
-                return before, after, now
+                # The clock may have jumped before the swap: a candidate that has seen the jump, and
+                # not this record, takes the term as soon as `until_us` has passed.
+                _, _, now = self._read()
+                if after.candidate is None or after.is_held(now):
+                    return before, after, now
 
 
 def state_of(name: str, record: Record, now_us: int) -> ElectionState:
@@ -337,6 +341,7 @@ def _raise_number(engine: Elections, name: str, number: int) -> None:
         known = _decode(stored) if stored is not None else Record()
         if known.number >= number:
             return
-        raised = msgspec.structs.replace(known, number=number)
-        if engine.election_swap(name, stored, _encode(raised)):
+        if engine.election_swap(
+            name, stored, _encode(msgspec.structs.replace(known, number=number))
+        ):
             return
