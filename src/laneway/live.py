@@ -101,5 +101,5 @@ def look(app: Laneway, before: Overview, order: ListOrder, limit: int) -> Look:
         coverage.count,
         coverage.busy,
         coverage.concurrency,
-        coverage.unserved_pools(now),
+        coverage.unserved_pools(now, app.engine.topic_list(order="backlog", limit=limit)),
     )

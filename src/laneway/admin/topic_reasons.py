@@ -449,6 +449,8 @@ def _turn(case: _Case, _: Explanation, text: str) -> TopicReason:
 
 def _worker(case: _Case, _: Explanation, text: str) -> TopicReason:
     coverage = workers.Coverage(case.engine)
+    if coverage.handler_limit(case.policy.pool, case.topic) is not None:
+        return TopicReason("worker", text, "more workers, or a larger concurrency= of the handler")
     holder = coverage.holder(case.policy.pool)
     if coverage.busy < coverage.concurrency and holder is None and (slow := _slow_rate(case)):
         return slow  # it waits for a worker only while a permit is free
@@ -521,7 +523,8 @@ def _without_backlog(case: _Case) -> Iterator[TopicReason]:
     """The reasons for a topic in which nothing waits."""
     stats = case.stats
     if stats.leased:
-        text = f"nothing waits; {stats.leased:,} of its messages run{'s' * (stats.leased == 1)}"
+        leased = counted(stats.leased, "message is leased", "messages are leased")
+        text = f"nothing waits; {leased}"
         if (unheld := _unheld(case, [case.topic])) is not None:
             yield TopicReason("leased", f"{text}; {unheld.text}", unheld.advice)
         else:

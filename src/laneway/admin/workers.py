@@ -275,6 +275,7 @@ class Coverage:
     """What the running workers serve."""
 
     def __init__(self, engine: FullEngine) -> None:
+        self._engine = engine
         self._facts: list[WorkerFacts] = []
         self._pools: set[str] = set()
         self.count = 0
@@ -314,7 +315,7 @@ class Coverage:
                     and (
                         not is_copy(topic)
                         if facts.patterns is None
-                        else any(each in facts.patterns for each in handling_patterns(topic))
+                        else _handled_by(facts, topic) != []
                     )
                 )
             )
@@ -355,12 +356,47 @@ class Coverage:
     def unserved_pools(self, overview: Overview, topics: Iterable[TopicStats] = ()) -> list[str]:
         """
         The pools that have messages to run now and that no worker serves. They include the pools
-        of those `topics` that wait for their rates or back off.
+        of those `topics` that wait for their rates or back off, or whose delayed messages are due.
         """
         pools = {tier.pool for tier in overview.tiers if tier.runnable}.union(
-            each.pool for each in topics if each.ready and each.state == "asleep"
+            each.pool
+            for each in topics
+            if (each.ready and each.state == "asleep") or self._is_overdue(each)
         )
         return sorted(pool for pool in pools if not (self.serves_pool(pool) or SEPARATOR in pool))
+
+    def _is_overdue(self, stats: TopicStats) -> bool:
+        """
+        Whether a delayed message of the topic is due, and no worker leases in the topic's pool.
+        """
+        if not stats.delayed or stats.state == "paused" or self.serves_pool(stats.pool):
+            return False
+        first = self._engine.topic_peek(stats.topic, limit=1, state="delayed")
+        return any(each.since_us <= self._engine.time_us(stats.topic) for each in first)
+
+    def handler_limit(self, pool: str, topic: str) -> str | None:
+        """
+        A sentence if each worker that handles the topic runs as many calls of its handler as the
+        handler's own `concurrency` allows.
+        """
+        limits = {
+            facts.full.get(pattern, 0)
+            for facts in self._in_pool.get(pool, [])
+            if facts.topics is None or topic in facts.topics
+            for pattern in _handled_by(facts, topic)
+        }
+        return (
+            "each worker runs as many calls of its handler as the handler's own concurrency allows"
+            f" ({', '.join(map(str, sorted(limits)))})"
+            if limits and all(limits)
+            else None
+        )
+
+
+def _handled_by(facts: WorkerFacts, topic: str) -> list[str]:
+    """The pattern of the worker's handler for the topic, or an empty list if it has none."""
+    patterns = handling_patterns(topic)
+    return [each for each in patterns if facts.patterns is None or each in facts.patterns][:1]
 
 
 def _serves_the_same(one: WorkerFacts, other: WorkerFacts) -> bool:
@@ -439,14 +475,23 @@ def explain(
     """
     explanation = engine.explain(message_id, topic)
     _add_holder(engine, explanation, shows_workers=shows_workers)
-    if explanation.state not in ("ready", "parked") or explanation.topic is None:
+    view = explanation.message
+    if view is None or not (
+        view.state in ("ready", "parked")
+        or (view.state == "delayed" and view.since_us <= (explanation.now_us or 0))
+    ):
         return explanation
-    topic, policy = explanation.topic, engine.policy_of(explanation.topic)
+    topic, policy = view.topic, engine.policy_of(view.topic)
     consumed = policy.consumed_by or topic
     if is_copy(topic) and policy.pool == consumer_pool(consumed):
         lack = consumer.lack(engine, consumed)
     else:
-        lack = Coverage(engine).lack(policy.pool, topic)
+        coverage = Coverage(engine)
+        lack = coverage.lack(policy.pool, topic)
+        limit = coverage.handler_limit(policy.pool, topic)
+        if limit is not None and not {"worker", "turn"}.isdisjoint(explanation.causes):
+            explanation.drop("worker")
+            explanation.add("worker", limit, 0)
     if lack is None:
         return explanation
     explanation.drop("worker")  # no worker is going to take it

@@ -177,6 +177,7 @@ class Heartbeat(threading.Thread):
         facts.busy = len(running)
         facts.busy_topics = self._busy_topics(running)
         facts.slots = _slots(running)
+        facts.full = _full(running)
         facts.leased = self._observed.lease_count()
         facts.held = self._observed.held()[:MAX_WORKER_NAMES]
         facts.durations = self._observed.durations()
@@ -265,6 +266,14 @@ def _slots(running: list[WorkerDelivery]) -> dict[str, tuple[int, float]]:
             count, longest = found.get(pattern, (0, 0.0))
             found[pattern] = count + 1, round(max(longest, now - unit.began), 3)
     return found
+
+
+def _full(running: list[WorkerDelivery]) -> dict[str, int]:
+    """By pattern of the handlers that run as many calls as they admit: that number."""
+    calls = Counter(unit.handler for unit in running)
+    return {
+        handler.covering: count for handler, count in calls.items() if count == handler.concurrency
+    }
 
 
 MAX_WORKERS = 500

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
 
-from laneway import Laneway, Message
+from laneway import Laneway, Message, live
 from laneway.cli import main
 from laneway.engines.base import WorkerFacts
 from laneway.errors import BacklogFull, BadMessage
@@ -20,6 +21,7 @@ from laneway.producing import refused
 from laneway.push import events, table
 from laneway.push.secret_store import KEY_VARIABLE, new_key
 from laneway.units import SECOND
+from tests.conformance import postgres_setups, valkey_setups
 from tests.gateway.dashboard.conftest import beat, running
 
 
@@ -48,6 +50,29 @@ def test_topics_that_wait_for_their_rates_need_a_worker_too(tmp_path: Path) -> N
         app.engine.settle([Settlement(lease.handle, lease.fence, "ack")])
         assert "Pool default has 1 message that could run, and no worker" in browser.get("/").words
         beat(app, pools=["default"])
+        assert "no worker" not in browser.get("/").words
+
+
+@pytest.mark.parametrize("start", ["sqlite", "valkey", "postgres"])
+def test_delayed_messages_that_are_due_need_a_worker(tmp_path: Path, start: str) -> None:
+    """Where nobody leases, nothing makes them ready: the page, `explain` and `top` still know."""
+    url = {
+        "sqlite": lambda: f"sqlite:///{tmp_path}/store.db",
+        "valkey": lambda: valkey_setups.server().url,
+        "postgres": lambda: postgres_setups.server().url,
+    }[start]()
+    with Laneway(url, namespace=f"n{uuid4().hex}") as app, running(app) as browser:
+        app.publish("later", 1, delay="1h")
+        assert "no worker" not in browser.get("/").words
+        assert [each.cause for each in app.explain_topic("later").reasons] == ["due"]
+        app.publish("late", 1, delay=0.001)
+        while app.engine.time_us("late") <= app.engine.topic_peek("late")[0].since_us:
+            pass
+        assert "Pool default has work that could run, and no worker" in browser.get("/").words
+        assert live.look(app, app.engine.overview(), "backlog", 10).unserved_pools == ["default"]
+        [reason] = app.explain_topic("late").reasons
+        assert (reason.cause, reason.text) == ("unserved", 'no worker serves pool "default"')
+        app.policy("late", paused=True)
         assert "no worker" not in browser.get("/").words
 
 

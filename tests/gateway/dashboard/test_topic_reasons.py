@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import threading
 import time
 from collections.abc import Callable, Iterator
 from html import unescape
@@ -20,15 +21,18 @@ import pytest
 from click.testing import CliRunner
 
 from laneway import Laneway, Message
+from laneway.admin import workers
+from laneway.admin.topic_reasons import TopicReason
 from laneway.cli.main import main
 from laneway.engines.base import DeliveryLog, LogEntry, MessageView
 from laneway.gateway.login import tokens
 from laneway.message import Settlement
 from laneway.push import delivery_log, table
 from laneway.push.secret_store import KEY_VARIABLE, new_key
-from laneway.testing.servers import Server
+from laneway.testing.servers import Server, until
 from laneway.units import SECOND
 from tests.gateway.dashboard.conftest import Browser, beat, running
+from tests.tasks.conftest import working
 
 MERCHANTS = int(os.environ.get("LANEWAY_MERCHANTS", "200"))
 HOSTILE = "push.it's <b>$(reboot)</b> \u202e"
@@ -560,3 +564,42 @@ def test_what_became_of_all_messages_of_an_empty_topic(app: Laneway) -> None:
         nothing,
         f"{nothing}; the other messages have been delivered",
     ]
+
+
+def test_a_handler_with_a_concurrency_of_its_own(app: Laneway) -> None:
+    """The handler's limit is the reason, although 19 of 20 slots are free."""
+    goes_on = threading.Event()
+
+    @app.handler("one.*", concurrency=1)
+    def one(_: Message) -> None:
+        goes_on.wait()
+
+    app.publish_many([Message("one.a", n) for n in range(200)])
+    expected = (
+        "each worker runs as many calls of its handler as the handler's own concurrency allows (1)"
+    )
+    with working(app):
+        until(
+            lambda: (
+                workers.ping(app.engine, None, 5) and first_reason(app, "one.a").text == expected
+            ),
+            expected,
+        )
+        assert (
+            first_reason(app, "one.a").advice
+            == "more workers, or a larger concurrency= of the handler"
+        )
+        head = app.explain_topic("one.a").message
+        assert app.explain(head or "", "one.a").reasons[0] == expected
+        goes_on.set()
+
+
+def first_reason(app: Laneway, topic: str) -> TopicReason:
+    return app.explain_topic(topic).reasons[0]
+
+
+def test_leased_messages_do_not_all_run(app: Laneway) -> None:
+    """A worker leases more messages than it runs; they count as leased."""
+    app.publish_many([Message("work.a", n) for n in range(3)])
+    app.lease(3)
+    assert first_reason(app, "work.a").text == "nothing waits; 3 messages are leased"

@@ -63,6 +63,8 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
       last heartbeats; the `MAX_BUSY_TOPICS` largest.
     - `slots`: by pattern of its handlers: how many run, and for how many seconds the longest one
       has run; the `MAX_BUSY_PATTERNS` largest.
+    - `full`: by pattern of its handlers that have a `concurrency` of their own, and run as many
+      calls: that number.
     - `durations`: by handler or task, since the worker began: the number of failed attempts, then
       the numbers of attempts by duration, in the classes of `WAIT_BOUNDS_US`, without trailing
       zeros. If several messages end together, one counts for all.
@@ -88,6 +90,7 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     busy: int = 0
     busy_topics: dict[str, float] = {}
     slots: dict[str, tuple[int, float]] = {}
+    full: dict[str, int] = {}
     durations: dict[str, list[int]] = {}
     keys: list[str] | None = None
     leased: int = 0

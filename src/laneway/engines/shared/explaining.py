@@ -200,7 +200,7 @@ def waiting(facts: Facts) -> Explanation:
         starts = view.since_us
     elif facts.unhandled_us is not None:
         explanation.add("unhandled", _no_handler(facts))
-    elif view.state == "delayed":
+    elif view.state == "delayed" and view.since_us > now:
         explanation.add("due", f"it is due in {facts.left(view.since_us)}")
         starts = view.since_us
     of_key: int | None = now

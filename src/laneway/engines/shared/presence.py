@@ -43,6 +43,7 @@ def encode(facts: WorkerFacts) -> bytes:
                     :MAX_BUSY_PATTERNS
                 ]
             },
+            full={_cut(pattern): facts.full[pattern] for pattern in _first(facts.full)},
             held=facts.held[:MAX_WORKER_NAMES],
             durations={_cut(name): facts.durations[name] for name in _first(facts.durations)},
             is_cut=facts.is_cut or any(len(names) > MAX_WORKER_NAMES for names in lists),
