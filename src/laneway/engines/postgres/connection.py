@@ -154,15 +154,15 @@ class Connection:
 
     def begin(
         self, begin: Sequence[str], reads: Sequence[Read], *, changes_queue: bool
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int, bool]:
         """
         Begin a transaction by statements of which the last waits for the lock, and see whether
-        others have written. Returns the layout of the tables, and since when the disk is full.
+        others have written. Returns the layout of the tables, since when the disk is full, and
+        whether the lock was not free.
         """
         self._has_written, self._changes_queue = False, changes_queue
         self._asked.clear()
-        for statement in begin:
-            self.pipeline.send(statement)
+        *_, lock = [self.pipeline.send(statement) for statement in begin]
         turn_read = self._send("turn_read", ())
         for name, *values in reads:
             self.prefetch(name, *values)
@@ -172,7 +172,7 @@ class Connection:
         if turn != self.turn:
             self.turn = turn
             self._version += 1
-        return layout, full_us
+        return layout, full_us, self.pipeline.rows(lock) != [("free",)]
 
     def _warn(self, notice: psycopg.errors.Diagnostic) -> None:
         self.warnings.append(notice.message_primary or "")
