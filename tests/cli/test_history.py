@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,8 @@ def test_tables_and_json_have_the_same_figures(filled: Command) -> None:
     text = filled("history").stdout
     assert "published" in text
     assert "waiting 51" in text
+    grown = "has grown by 51.0/s in the last minute, so it does not drain"
+    assert re.sub(r"by [\d.,]+/s", "by 51.0/s", text).count(grown) == 1
     assert "does not drain · push.acme (100 messages) is full in" in text
     by_pattern = filled("history", "--by", "pattern").stdout
     assert "push.*" in by_pattern

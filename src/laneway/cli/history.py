@@ -121,7 +121,7 @@ def outlook(found: History) -> list[str]:
         if not found.waiting
         else f"drained in {duration(found.drain_seconds)}"
         if found.drain_seconds is not None
-        else "does not drain"
+        else f"has grown by {found.growth:,.1f}/s in the last minute, so it does not drain"
     )
     full = ""
     if found.max_backlog is not None:

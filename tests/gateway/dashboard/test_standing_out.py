@@ -15,7 +15,7 @@ from laneway.cli import main
 from laneway.engines.base import WorkerFacts
 from laneway.errors import BacklogFull, BadMessage
 from laneway.gateway.dashboard import standing_out
-from laneway.history import sampling
+from laneway.history import figures, sampling
 from laneway.message import Settlement
 from laneway.producing import refused
 from laneway.push import events, table
@@ -74,6 +74,28 @@ def test_delayed_messages_that_are_due_need_a_worker(tmp_path: Path, start: str)
         assert (reason.cause, reason.text) == ("unserved", 'no worker serves pool "default"')
         app.policy("late", paused=True)
         assert "no worker" not in browser.get("/").words
+
+
+@pytest.mark.parametrize(("waiting", "grows"), [([0, 900, 500], False), ([0, 300, 500], True)])
+def test_a_backlog_that_falls_after_a_burst_does_not_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: list[int], grows: bool
+) -> None:
+    """The last minute has a burst in it, so more wait than a minute ago; now they become fewer."""
+    with Laneway(f"sqlite:///{tmp_path}/store.db") as app, running(app) as browser:
+        app.publish_many([Message("push.a", n) for n in range(500)])
+        real = figures.read
+
+        def read(*arguments: Any, **options: Any) -> figures.History:
+            history = real(*arguments, **options)
+            history.rows = [
+                figures.HistoryRow(start=10.0 * n, seconds=10.0, waiting=count)
+                for n, count in enumerate(waiting)
+            ]
+            history.growth, history.inflow, history.outflow = 500 / 60, 20.0, 11.7
+            return history
+
+        monkeypatch.setattr(figures, "read", read)
+        assert ("The backlog grows" in browser.get("/").words) is grows
 
 
 def test_the_state_in_words(tmp_path: Path) -> None:
