@@ -131,7 +131,7 @@ def test_pauses_between_looks_grow(pooler: Pgbouncer, opened: Opened) -> None:
         pauses.append(listener._pause)  # type: ignore[attr-defined]
         listener._look_at = 0.0  # type: ignore[attr-defined]
     listener.close()
-    assert pauses == [0.04, 0.08, 0.16, 0.25, 0.25, 0.25]
+    assert pauses == [0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
 
 
 def test_a_waiter_with_a_direct_connection_is_notified(

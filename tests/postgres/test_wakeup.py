@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -152,3 +152,75 @@ def test_a_fork_while_threads_publish(
     until(lambda: set(waiter.ids) == {*accepted, *forks}, "all are delivered")
     waiter.end()
     assert len(waiter.ids) == len(set(waiter.ids)), "none twice"
+
+
+def test_a_waiter_looks_rarely_while_nothing_happens(
+    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pauses between its looks grow, and a notification makes them short again."""
+    monkeypatch.setattr(wakeup, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(wakeup, "LONGEST_PAUSE", 0.08)
+    engine = opened(server.url)
+    listener = engine.work_listener()
+    looks: list[float] = []
+    look = engine._wakeup.look  # type: ignore[attr-defined]
+
+    def counted(pool: str, topics: Sequence[str] | None) -> float:
+        looks.append(listener._pause)  # type: ignore[attr-defined]
+        return float(look(pool, topics))
+
+    engine._wakeup.look = counted  # type: ignore[attr-defined]
+    assert listener.poll(0.5) is False
+    assert looks[:6] == [0.0, 0.01, 0.02, 0.04, 0.08, 0.08]
+    looks.clear()
+    opened(server.url, namespace=engine.namespace).put(some(1))  # type: ignore[attr-defined]
+    assert listener.poll(30) is True
+    assert drain(engine) == ["m0"]
+    while listener.poll(0.2):  # if a look has found the message, the notification comes later
+        pass
+    assert 0.0 in looks
+    listener.close()
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_killed_connection_makes_a_waiter_look(
+    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch, shards: int
+) -> None:
+    """What is published before it listens again is found then, however long its pauses are."""
+    monkeypatch.setattr(wakeup, "LONGEST_PAUSE", 600.0)
+    monkeypatch.setattr(wakeup, "LOOK_AGAIN", 600.0)  # nor does it look or connect again
+    url = f"{server.url}?shards={shards}" if shards > 1 else server.url
+    engine = opened(url)
+    space = engine.namespace  # type: ignore[attr-defined]
+    publisher = opened(url, namespace=space)
+    waiter = Waiter(engine, 1)
+    until(lambda: len(sleepers(server, space)) == 1, "it waits")
+    presence = engine._wakeup._presence  # type: ignore[attr-defined]
+    with presence.lock:  # the thread that listens cannot receive the notification
+        for pid in listening(server):
+            server.execute(f"SELECT pg_terminate_backend({pid})")
+        until(lambda: not listening(server), "nobody listens")
+        publisher.put(some(1))
+    waiter.join(30)
+    assert waiter.ids == ["m0"]
+
+
+def test_a_lane_that_wakes_soon_is_awaited(
+    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiter learns when a topic that was at its rate can be served, though its pause is long."""
+    monkeypatch.setattr(wakeup, "LONGEST_PAUSE", 600.0)
+    monkeypatch.setattr(wakeup, "LOOK_AGAIN", 600.0)
+    engine = opened(server.url)
+    publisher = opened(server.url, namespace=engine.namespace)  # type: ignore[attr-defined]
+    publisher.policy_set("code", "t.*", {"rate": 0.01, "burst": 1})
+    listener = engine.work_listener()
+    assert listener.poll(0.0) is False
+    publisher.put(some(1))
+    assert listener.poll(30) is True
+    assert drain(publisher) == ["m0"]
+    while listener.poll(0.2):  # nothing else notifies it
+        pass
+    publisher.put(some(1, start=1, topics=1))
+    assert listener.poll(30) is True
+    listener.close()

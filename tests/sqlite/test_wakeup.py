@@ -96,7 +96,7 @@ def test_who_looks_for_what_is_due_soon(
     tmp_path: Path, startable: int, is_notified: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker that leases does, unless its last free slot is taken: then another one does."""
-    monkeypatch.setattr("laneway.engines.sql.engine.SOON_US", 1000 * SECOND)
+    monkeypatch.setattr("laneway.engines.sql.wakeup.LOOK_AGAIN", 1000.0)
     engine = open_engine(f"sqlite:///{tmp_path}/q.db", Settings())
     engine.put([Draft("later", b"1", delay_us=900 * SECOND)])
     listener = engine.work_listener("default", None)

@@ -26,7 +26,7 @@ MESSAGES = 1e9
 
 MOST_SHARDS = 1_024
 BEATS_A_SECOND = 3 / HEARTBEAT_TIMEOUT
-LOOKS = {"sqlite": (1.0, 0.0), "valkey": (5.0, 0.5), "postgres": (1.0, 0.0)}
+LOOKS = {"sqlite": (1.0, 0.0), "valkey": (5.0, 0.5), "postgres": (5.0, 0.02)}
 """
 After how many seconds an idle worker looks at every shard again, and the same for each shard, if
 that is longer.

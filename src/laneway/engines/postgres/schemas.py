@@ -77,6 +77,7 @@ class SchemaNamespace(OpenedShards):
         # The first store is not open yet.
         self.wakeup = Wakeup(lambda: self.stores[0].connect(), first, look)  # noqa: PLW0108
         self.open(url, settings, parse(url).shards)
+        self.wakeup.serve(self.shards)
 
     def _path(self, shard: int) -> str:
         return schema_of(self.name, shard)

@@ -14,7 +14,9 @@ full batch, so C sleeps on.
 Why this is correct. A waiter's row is committed before it looks for messages, and a publisher reads
 the rows after its commit. So a message is either seen when the waiter looks, or its publisher sees
 the row. A notification says only that something may have changed, so one too many costs a look. One
-too few costs `LOOK_AGAIN`: a waiter looks at least that often.
+too few costs a waiter's next look: a second after it began to wait or was notified, then after
+longer and longer pauses, up to `LONGEST_PAUSE`. One waiter is notified of what is due before that.
+A process whose connection breaks looks now, every second, and when it has another connection.
 
 A connection through a pooler notifies, and is not notified: its process has no rows, and a waiter
 looks after 20 ms, then after longer and longer pauses, up to 250 ms.
@@ -54,6 +56,12 @@ BEAT_SECONDS = 3.0
 DEAD_SECONDS = 10
 """A row that is older belongs to a process that died or has stopped."""
 
+LONGEST_PAUSE, LONGEST_PAUSE_A_SHARD = 5.0, 0.02
+"""
+How long a waiter that is notified sleeps at most before it looks again in all shards, in seconds
+and in seconds for each shard, whichever is longer.
+"""
+
 FIRST_PAUSE, LAST_PAUSE = 0.02, 0.25
 """How long a waiter that is not notified sleeps before it looks again."""
 
@@ -84,13 +92,30 @@ class Wakeup(sql_wakeup.Wakeup):
         look: Callable[[str, Sequence[str] | None], float],
     ) -> None:
         super().__init__(look)
+        self.serve(shards=1)
         self._random = random.Random()
-        self._presence = _Presence(connect, schema, self._receive)
+        self._presence = _Presence(connect, schema, self._receive, self._look_now)
+
+    def serve(self, shards: int) -> None:
+        """A waiter's look is at this many shards."""
+        self.look_again = max(LONGEST_PAUSE, LONGEST_PAUSE_A_SHARD * shards)
 
     @property
     def is_notified(self) -> bool:
         """Whether other processes can notify this one."""
         return self._presence.is_notified
+
+    @property
+    def pauses(self) -> tuple[float, float]:
+        """The first and the longest pause between two looks of a waiter."""
+        if not self.is_notified:
+            return FIRST_PAUSE, LAST_PAUSE
+        return LOOK_AGAIN, self.look_again if self._presence.is_connected else LOOK_AGAIN
+
+    def _look_now(self) -> None:
+        """Notifications may have been lost: all waiters of this process look."""
+        for listener in list(self.waiting):
+            listener.look()
 
     # Notifying
 
@@ -193,10 +218,11 @@ class StoreWorkListener(listeners.StoreWorkListener):
         self.is_waiting = False
         """Whether it wants to be notified."""
         self._look_at = 0.0
-        self._pause = FIRST_PAUSE
+        self._pause = 0.0
         self._changed = threading.Condition()
         self._is_notified = False
         self._is_woken = False
+        self._should_look = False
         super().__init__(wakeup, pool, topics, looks_always=looks_always)
 
     def poll(self, timeout: float, startable: int = 0) -> bool:
@@ -204,22 +230,17 @@ class StoreWorkListener(listeners.StoreWorkListener):
         deadline = time.monotonic() + timeout
         if not self.is_waiting:
             self._wakeup.enter(self._kind, self.pool)
-            self.is_waiting, self._look_at, self._pause = True, 0.0, FIRST_PAUSE
+            self.is_waiting, self._look_at, self._pause = True, 0.0, 0.0
         while True:
             now = time.monotonic()
             if now >= self._look_at:
                 soon = self._wakeup.look(self.pool, self.topics)
-                longest = LOOK_AGAIN if self._wakeup.is_notified else self._pause
-                self._look_at = now + (min(soon, longest) if soon > 0 else longest)
-                self._pause = min(2 * self._pause, LAST_PAUSE)
+                first, longest = self._wakeup.pauses
+                self._pause = min(max(first, 2 * self._pause), longest)
+                self._look_at = now + (min(soon, self._pause) if soon > 0 else self._pause)
                 if soon <= 0:
                     return True
-            with self._changed:
-                left = min(deadline, self._look_at) - time.monotonic()
-                if not (self._is_notified or self._is_woken) and left > 0:
-                    self._changed.wait(left)
-                is_notified, self._is_notified = self._is_notified, False
-                is_woken, self._is_woken = self._is_woken, False
+            is_notified, is_woken = self._sleep(min(deadline, self._look_at))
             if is_woken:
                 return False
             if is_notified:
@@ -229,9 +250,29 @@ class StoreWorkListener(listeners.StoreWorkListener):
             elif time.monotonic() >= deadline:
                 return False
 
+    def _sleep(self, until: float) -> tuple[bool, bool]:
+        """Sleep until then; whether it was notified before, and whether it was woken."""
+        with self._changed:
+            left = until - time.monotonic()
+            if not (self._is_notified or self._is_woken or self._should_look) and left > 0:
+                self._changed.wait(left)
+            is_notified, self._is_notified = self._is_notified, False
+            is_woken, self._is_woken = self._is_woken, False
+            if is_notified or self._should_look:
+                self._pause = 0.0
+            if self._should_look:
+                self._should_look, self._look_at = False, 0.0
+        return is_notified, is_woken
+
     def notify(self) -> None:
         with self._changed:
             self._is_notified = True
+            self._changed.notify()
+
+    def look(self) -> None:
+        """Look for something to lease now, and again after short pauses."""
+        with self._changed:
+            self._should_look = True
             self._changed.notify()
 
     def wake(self) -> None:
@@ -300,12 +341,17 @@ class _Presence:
     """
     The rows in `sleeper` of one process, its channel, and the thread that listens to it. Errors of
     the server are logged once and cost only time: who waits looks every second.
+    `reconnected` is called after the connection was lost, and when there is another one.
     """
 
     def __init__(
-        self, connect: Callable[[], ServerConnection], schema: str, receive: Callable[[str], None]
+        self,
+        connect: Callable[[], ServerConnection],
+        schema: str,
+        receive: Callable[[str], None],
+        reconnected: Callable[[], None],
     ) -> None:
-        self._connect, self._receive = connect, receive
+        self._connect, self._receive, self._reconnected = connect, receive, reconnected
         self._table = sql.Identifier(schema, "sleeper")
         self.is_notified = True
         """False once a connection has gone through a pooler."""
@@ -320,7 +366,13 @@ class _Presence:
         self._is_closed = False
         self._retry_at = 0.0
         self._has_warned = False
+        self._was_lost = False
+        """Whether it waits for another connection, or for its first one."""
         _presences.add(self)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
 
     def enter(self, kind: str, pool: str) -> None:
         """A listener of this process waits."""
@@ -384,6 +436,9 @@ class _Presence:
                     for kind, pool in self._here:
                         connection.execute(self._text(_ENTER), (self.channel, kind, pool))
                 self._connection = connection
+                if self._was_lost:
+                    self._was_lost = False
+                    self._reconnected()
             except Exception as error:  # noqa: BLE001  # workers look every second
                 self._lose(error)
         return self._connection
@@ -393,6 +448,8 @@ class _Presence:
         if connection is not None:
             connection.close()
         self._retry_at = time.monotonic() + LOOK_AGAIN
+        self._was_lost = True
+        self._reconnected()
         if not self._has_warned and not self._is_closed:
             self._has_warned = True
             log.warning(

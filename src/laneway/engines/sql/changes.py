@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         shard: Shard
         lane_cache: LaneCache
         now: int
+        first_asleep: int
 
         def first_vt(self, number: int) -> int:
             """Before it no lane of a tier queue, or of a group, is runnable."""
@@ -150,6 +151,7 @@ def _expect(tx: Transaction, lane: Lane) -> None:
     elif lane.wake is not None:
         if lane.place == ASLEEP:
             shard.first_asleep = min(shard.first_asleep, lane.wake)
+            tx.first_asleep = min(tx.first_asleep, lane.wake)
         elif lane.place == IDLE:
             shard.first_idle = min(shard.first_idle, lane.wake)
 

@@ -44,7 +44,7 @@ from laneway.engines.sql.rivalry import Rivalry
 from laneway.engines.sql.rows import to_json
 from laneway.engines.sql.store import Outdated
 from laneway.engines.sql.transaction import Rules, Transaction
-from laneway.engines.sql.wakeup import LOOK_AGAIN, Waits
+from laneway.engines.sql.wakeup import Waits
 from laneway.engines.sql.wanted import ALL_RANKS, Only, Wanted
 from laneway.errors import LanewayError
 from laneway.message import Batch, Receipt, Settlement, SettlementAnswer
@@ -71,9 +71,6 @@ log = logging.getLogger("laneway.engine")
 
 WARN_EVERY = 60.0
 """Seconds between two warnings about the clock."""
-
-SOON_US = round(LOOK_AGAIN * SECOND)
-"""Idle workers look by themselves this often; for what is due sooner they are notified."""
 
 COLD_READS = (("shard_read",), ("tier_queues",), ("inbox_read",), ("group_any",))
 """What a transaction reads first if others have written since the last one of this object."""
@@ -179,12 +176,12 @@ class SqlQueue(Waits):
                 asked = self._first_reads(reads)
                 with store.writing(durable=durable, syncs=False, reads=asked) as connection:
                     tx = self._begun(connection, now_us, reads)
+                    asleep = tx.shard.first_asleep
                     yield tx
                     if tx.end_notices:
                         putting.put(tx, tx.end_notices)
                     tx.flush()
-                    if tx.on_wake is not None:
-                        connection.prefetch("next_wake", *tx.shard.firsts)
+                    self._foresee(tx, asleep)
                 lane_cache.committed(store.commits)
                 if tx.on_wake is not None:  # after the commit: nobody waits for this read
                     tx.on_wake(housekeeping.next_wake(tx))
@@ -411,7 +408,7 @@ class SqlQueue(Waits):
                 nonlocal wake
                 wake = tx.now if goes_on else at
                 is_full = len(leases) == n or (
-                    len(leases) >= startable and wake is not None and wake < tx.now + SOON_US
+                    len(leases) >= startable and wake is not None and wake < self._soon(tx)
                 )  # else this worker has a free slot for what is due soon, and looks then
                 if withheld or (leases and is_full):
                     tx.pools_to_notify.add(pool)  # there may be more, now or soon
@@ -603,7 +600,22 @@ class SqlQueue(Waits):
         """Notify all pools if something is due before idle workers look again."""
         tx.write_rows()
         wake = housekeeping.next_wake(tx)
-        if wake is not None and wake < tx.now + SOON_US:
+        if wake is not None:
+            self._notify_of(tx, wake)
+
+    def _foresee(self, tx: Transaction, asleep: int) -> None:
+        """Read for `on_wake`, or notify of a lane that wakes sooner than others, at `asleep`."""
+        if tx.on_wake is not None:
+            tx.prefetch("next_wake", *tx.shard.firsts)
+        elif tx.first_asleep < asleep or asleep <= tx.now:
+            self._notify_of(tx, tx.first_asleep)
+
+    def _soon(self, tx: Transaction) -> int:
+        """Before this time some idle workers will not have looked again."""
+        return tx.now + round(self._wakeup.look_again * SECOND)
+
+    def _notify_of(self, tx: Transaction, wake: int) -> None:
+        if wake < self._soon(tx):
             tx.pools_to_notify.update(tier_queue.pool for tier_queue in tx.tier_queues.values())
 
     def has_work(self, pool: str, topics: Sequence[str] | None) -> float:

@@ -235,6 +235,7 @@ class Transaction(Statements):
         self.on_wake: Callable[[int | None], None] | None = None
         """Is called after the commit, with when housekeeping is due again."""
         self.pools_to_notify: set[str] = set()
+        self.first_asleep = NONE  # when the first lane wakes that was written asleep
         self.has_arrivals = False
         self.has_due_later = False  # some of what was put is not due yet
         self.end_notices: list[Draft] = []

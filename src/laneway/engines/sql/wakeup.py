@@ -37,6 +37,10 @@ class Wakeup(ABC):
         self.listeners: list[Any] = []
         self.busy: list[Any] = []
         self.interrupted = 0
+        self.look_again = LOOK_AGAIN
+        """
+        Seconds after which each waiter has looked again; for what is due sooner one is notified.
+        """
 
     @abstractmethod
     def notify(self, pool: str, *, has_arrivals: bool = False) -> None:
