@@ -903,7 +903,8 @@ class Engine(Lanes):
         ]
         if blocked:
             if here is not None and in_order and here not in blocked:
-                self._move_to_gate(call, lane, blocked)
+                cost = min(ready[0].cost, self._largest_cost(gates, policy))
+                self._move_to_gate(call, lane, blocked, cost)
             return 0
         take = min(take, self._gates_room(lane, gates))
         ready = self._within_key_limits(lane, ready, take, policy)

@@ -100,12 +100,12 @@ class Gates:
         tat = fairness.take_permits(gate.tat, self.now, limits.rate, taken)
         return fairness.admits(tat, self.now, limits.rate, limits.effective_burst, cost)
 
-    def _interval(self, gate: GateState) -> int:
-        """Microseconds between two deliveries that the gate admits, if it is used up."""
+    def _interval(self, gate: GateState, need: int = 1) -> int:
+        """Microseconds between deliveries of `need` permits that it admits, if it is used up."""
         rate_us = 0
         if gate.limits.rate is not None:
             rate_us = fairness.interval(gate.limits.rate) // fairness.TICKS
-        return max(rate_us * gate.owes, gate.mean // max(gate.concurrency or 1, 1))
+        return max(rate_us * max(gate.owes, need), gate.mean // max(gate.concurrency or 1, 1))
 
     def _time_to_open(self, gate: GateState, lane: Lane, need: int = 1) -> int:
         """
@@ -197,7 +197,7 @@ class Gates:
     def _is_turn(self, call: Call, lane: Lane, name: str) -> bool:
         """Whether nothing that waits at the gate is before the lane, which waits at another one."""
         entry = self._entry(lane, name)
-        turn, inner = self._turn(entry, name), self._inner_turn(lane, name)
+        turn, inner = self._turn(lane, name), self._inner_turn(lane, name)
         for other in self._waiting_at(name):
             if other in call.left_out or self._is_served_later(other.tier_queue, lane.tier_queue):
                 continue
@@ -212,26 +212,36 @@ class Gates:
     def _is_served_later(self, one: TierQueue, other: TierQueue) -> bool:
         return one.pool == other.pool and gates.is_served_later(self.tiers, one.tier, other.tier)
 
-    def _turn(self, entry: Lane | GroupQueue, name: str) -> int:
-        """The entry's virtual time at a gate: not before that of the entry served last."""
-        return max(entry.turns.get(name, 0), self.gates[name].turn)
+    def _turn(self, lane: Lane, name: str) -> int:
+        """The virtual time of the lane's entry at a gate."""
+        entry = self._entry(lane, name)
+        return max(entry.turns.get(name, 0), self._lower_bound(lane, self.gates[name].turn))
 
     def _inner_turn(self, lane: Lane, name: str) -> int:
         """The lane's virtual time at a gate, inside its group."""
         group = self._group_at(lane, name)
         if group is None:
             return self._turn(lane, name)
-        return max(lane.turns.get(name, 0), group.inner_turns.get(name, 0))
+        return max(lane.turns.get(name, 0), self._lower_bound(lane, group.inner_turns.get(name, 0)))
+
+    @staticmethod
+    def _lower_bound(lane: Lane, reached: int) -> int:
+        """
+        The lower bound of a lane's turn in an order: that of the entry served last, less one
+        delivery if the lane waited at another of its gates meanwhile.
+        """
+        return reached - fairness.stride(1, 1.0) if lane.place == "at_gate" else reached
 
     def _come_to_gate(self, lane: Lane, name: str) -> None:
         """The lane waits at this gate from now on."""
         group = self._group_at(lane, name)
+        turn, inner = self._turn(lane, name), self._inner_turn(lane, name)
         lane.gate = ""
         if group is not None and not any(
             other.group is group for other in self._waiting_at(name, lane.tier_queue)
         ):
-            group.turns[name] = self._turn(group, name)
-        lane.turns[name] = self._inner_turn(lane, name)
+            group.turns[name] = turn
+        lane.turns[name] = inner
         lane.gate = name
 
     def _choose_gate(self, lane: Lane) -> str:
@@ -240,28 +250,29 @@ class Gates:
         tight = (name for name in lane.gates if not self._has_spare(name))
         return next(shut, None) or next(tight, lane.gates[0])
 
-    def _move_to_gate(self, call: Call, lane: Lane, blocked: Sequence[str]) -> None:
+    def _move_to_gate(self, call: Call, lane: Lane, blocked: Sequence[str], cost: int) -> None:
         """
         The lane, whose turn it is at its gate, goes to another one that does not admit it.
 
-        Where it is its turn, what is free or comes next is held for it, see `_hold_for`.
+        Where it is its turn, what its next message of that cost needs is held for it, see
+        `_hold_for`.
         """
         others = [name for name in blocked if self._gate_room(name, lane)]
         if others:  # it is not its turn there
             self._come_to_gate(lane, others[0])
             return
-        waits = {name: self._time_to_open(self.gates[name], lane) for name in blocked}
+        waits = {name: self._time_to_open(self.gates[name], lane, cost) for name in blocked}
         to = max(blocked, key=lambda name: waits[name])
         for name in lane.gates:
             if name != to and (name not in blocked or self._is_turn(call, lane, name)):
-                self._hold_for(lane, self.gates[name], waits[to])
+                self._hold_for(lane, self.gates[name], waits[to], cost)
         self._come_to_gate(lane, to)
 
     def _hold_for(self, lane: Lane, gate: GateState, wait: int, need: int = 1) -> None:
         """
         Keep permits, or a slot, while the lane waits for another gate: if that opens within a part
-        of the time of one delivery through this one, so little is lost, or if others can use the
-        rate meanwhile.
+        of the time of this delivery through this one, so little is lost, or if others can use the
+        rate meanwhile: then until it is the lane's turn there.
         """
         is_held, limits = self.now < gate.held_until, gate.limits
         is_holder = is_held and gate.holder == lane.number
@@ -271,9 +282,9 @@ class Gates:
             and gate.concurrency is None
             and need + gate.owes <= limits.effective_burst
         )
-        is_short = 5 * wait <= 3 * self._interval(gate)
+        is_short = 5 * wait <= 3 * self._interval(gate, need)
         if wait < FOREVER_US and (is_holder or is_short or loses_nothing):
-            for_us = min(3 * wait + LATE_US, HOLD_US)
+            for_us = HOLD_US if loses_nothing else min(3 * wait + LATE_US, HOLD_US)
             if is_holder:  # it may need more permits
                 need, for_us = max(need, gate.need), max(for_us, gate.held_until - self.now)
             self._hold(gate, lane, need, for_us)
@@ -349,7 +360,7 @@ class Gates:
         if group is not None:
             group.inner_turns[name] = reached
             weight = self._group_weight(group)
-            before = self._turn(group, name)
+            before = self._turn(lane, name)
             group.turns[name] = before + fairness.stride(taken, weight)
             reached = _reached(before, taken, weight)
         gate.turn = reached

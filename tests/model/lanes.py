@@ -365,10 +365,10 @@ class Lanes(Gates):
         was_at_gate = lane.place == "at_gate"
         if was_at_gate and place != "at_gate":
             self._end_holds(lane)
-        lane.place, lane.wake = place, wake
         lane.gates = self._gates_of(lane, policy) if place == "at_gate" else ()
         if place == "at_gate" and (not was_at_gate or lane.gate not in lane.gates):
             self._come_to_gate(lane, self._choose_gate(lane))
+        lane.place, lane.wake = place, wake
 
     @staticmethod
     def _inner(lane: Lane) -> int:

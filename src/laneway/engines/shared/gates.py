@@ -20,8 +20,8 @@ others get only what is beyond, and the lane gets nothing before both are there.
 Why this is correct. What is kept is subtracted for all lanes but one, so nothing is admitted twice.
 The lane that it is kept for is one that waits at this gate, and it is visited first when the gate
 opens; `held_until` ends what a lane that never comes would keep. A gate is held for a lane that
-waits at another gate only if that opens within 3/5 of this gate's interval, so two gates do not
-wait for each other: only the one with the longer interval can be held.
+waits at another gate only if that opens within 3/5 of this gate's interval, and for three times as
+long, so two gates do not wait for each other for longer; or if its burst suffices for others, too.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class GateLines:
         if group is None:
             turn, number = inner, lane.lane
         else:
-            turn, number = gate_order.group_turn(tx, group, gate), group.number
+            turn, number = gate_order.group_turn(tx, lane, group, gate), group.number
         for line in self.at(gate):
             if self._is_served_later(line.tier_queue, lane):
                 continue
@@ -137,7 +137,7 @@ class GateLines:
         if gate.end_hold(first.lane):
             other.miss_turn(first, line.order(lane)[1] + 1)
             return False
-        for_us = gate.interval // gates.POOL_PART
+        for_us = gate.interval() // gates.POOL_PART
         if for_us:
             gate.hold(tx.now, first.lane, 1, for_us)
             tx.pools_to_notify.add(queues[other.tier_queue].pool)

@@ -33,6 +33,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from laneway.engines.shared import fairness, gates
+from laneway.engines.shared.states import AT_GATE
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ if TYPE_CHECKING:
         def moves_in(self) -> Callable[[int, str], None]: ...
 
 
+CREDIT = fairness.VT_SCALE
+"""How much earlier than others a lane comes from one of its gates to another."""
+
+
 def group_at(tx: Transaction, lane: Lane, gate: str) -> GroupQueue | None:
     """The group that the lane belongs to at a gate: at its group's own gate to none."""
     if lane.tier_queue > 0:
@@ -65,15 +70,23 @@ def group_at(tx: Transaction, lane: Lane, gate: str) -> GroupQueue | None:
     return None if gate == GROUP + group.name else group
 
 
-def group_turn(tx: Transaction, group: GroupQueue, gate: GateState) -> int:
-    """The group's virtual time at a gate: not before that of the entry served last."""
-    return max(tx.groups.turn(group, gate.name).turn, gate.turn)
+def group_turn(tx: Transaction, lane: Lane, group: GroupQueue, gate: GateState) -> int:
+    """The virtual time of the lane's group at a gate."""
+    return max(tx.groups.turn(group, gate.name).turn, _lower_bound(lane, gate.turn))
 
 
 def lane_turn(tx: Transaction, lane: Lane, group: GroupQueue | None, gate: GateState) -> int:
     """The lane's virtual time at a gate, or inside its group there."""
     reached = gate.turn if group is None else tx.groups.turn(group, gate.name).inner
-    return max(lane.turn_at(gate.name), reached)
+    return max(lane.turn_at(gate.name), _lower_bound(lane, reached))
+
+
+def _lower_bound(lane: Lane, reached: int) -> int:
+    """
+    The lower bound of a lane's turn in an order: that of the entry served last, less `CREDIT` if
+    the lane waited at another of its gates meanwhile.
+    """
+    return reached - CREDIT if lane.place == AT_GATE else reached
 
 
 def arrive(tx: Transaction, lane: Lane, key: str) -> None:
@@ -94,7 +107,7 @@ def wait_at(tx: Transaction, lane: Lane, gate: GateState) -> None:
     if group is not None:
         its = tx.groups.touch_turn(group, gate.name)
         if not its.waiting:
-            its.turn = group_turn(tx, group, gate)
+            its.turn = group_turn(tx, lane, group, gate)
         its.waiting += 1
 
 
@@ -130,25 +143,26 @@ def end_holds(tx: Transaction, lane: Lane, key: str) -> None:
 def move(
     tx: Transaction,
     lane: Lane,
-    states: Sequence[GateState],
     blocked: Collection[GateState],
     is_turn: Callable[[Lane, GateState], bool],
+    cost: int,
 ) -> None:
     """
     The lane, whose turn it is at its gate, goes to another one that does not admit it.
 
-    Where it is its turn, what is free or comes next is held for it, see `GateState.hold_for`.
+    Where it is its turn, what its next message of that cost needs is held for it, see
+    `GateState.hold_for`.
     """
     now, number = tx.now, lane.lane
     elsewhere = next((state for state in blocked if state.room(now, number)), None)
     if elsewhere is not None:  # it is not its turn there
         _go(tx, lane, elsewhere)
         return
-    waits = {state.name: state.time_to_open(now, number) for state in blocked}
+    waits = {state.name: state.time_to_open(now, number, cost) for state in blocked}
     to = max(blocked, key=lambda state: waits[state.name])
-    for state in states:
+    for state in tx.gates_in(lane.gates_key):
         if state is not to and (state.name not in waits or is_turn(lane, state)):
-            state.hold_for(now, number, waits[to.name])
+            state.hold_for(now, number, waits[to.name], cost)
             tx.touch_gate(state)
     _go(tx, lane, to)
 
@@ -209,7 +223,7 @@ def take(
         reached = before + _without_last_chunk(taken, weight)
         if group is not None:
             its = tx.groups.touch_turn(group, state.name)
-            its.inner, before = reached, group_turn(tx, group, state)
+            its.inner, before = reached, group_turn(tx, lane, group, state)
             its.turn = before + fairness.stride(taken, group.weight)
             reached = before + _without_last_chunk(taken, group.weight)
             if its.waiting:

@@ -928,7 +928,7 @@ class _Plan:
             gates = tx.gates_in(gate)
             if lane.place == AT_GATE and lane.gates_key != gate:
                 gate_order.change(tx, lane, gate)
-            take = min(take, self._room_at(lane, gates, in_order=in_order))
+            take = min(take, self._room_at(lane, policy, gates, mids, in_order=in_order))
             if take == 0:
                 return 0
         keyed: list[key_limits.Next] = []
@@ -962,7 +962,15 @@ class _Plan:
         self.visits.append((lane, take))
         return take
 
-    def _room_at(self, lane: Lane, gates: Sequence[GateState], *, in_order: bool) -> int:
+    def _room_at(
+        self,
+        lane: Lane,
+        policy: Resolved,
+        gates: Sequence[GateState],
+        mids: Sequence[int] | None,
+        *,
+        in_order: bool,
+    ) -> int:
         """
         How many deliveries of the lane its gates admit. If another one than that where it waits
         admits none, or it is not its turn there, the lane goes there.
@@ -983,7 +991,10 @@ class _Plan:
         if not blocked:
             return admitted
         if here is not None and in_order and all(state.name != here for state in blocked):
-            gate_order.move(tx, lane, gates, blocked, self.lines.is_turn)
+            cost = 1
+            if lane.need:
+                cost = min(self._costs(lane, 1, mids)[0], tx.largest_cost(policy, gates))
+            gate_order.move(tx, lane, blocked, self.lines.is_turn, cost)
         return 0
 
     def _within_key_limits(
@@ -1022,7 +1033,7 @@ class _Plan:
         clocks += [clock for state in rated if (clock := state.clock(tx.now)) is not None]
         if not clocks:
             return most, most, 1
-        costs = self._costs(lane, most) if mids is None else costs_of(tx, mids[:most])
+        costs = self._costs(lane, most, mids)
         largest = tx.largest_cost(policy, gates)
         costs = [min(cost, largest) for cost in costs]
         count, stopped = fairness.admitted(clocks, tx.now, costs)
@@ -1036,8 +1047,10 @@ class _Plan:
             self._passed[lane.lane] = self._passed.get(lane.lane, 0) + count
         return count, sum(costs[:count]), max(costs[:count], default=1)
 
-    def _costs(self, lane: Lane, most: int) -> list[int]:
+    def _costs(self, lane: Lane, most: int, mids: Sequence[int] | None) -> list[int]:
         """The costs of the lane's next messages, after those that this call takes already."""
+        if mids is not None:
+            return costs_of(self.tx, mids[:most])
         first = lane.lane, lane.first_rank, lane.first_pos
         rows = self.tx.all("head_costs", *first, most, self._passed.get(lane.lane, 0))
         return [messages.cost_of(headers) for (headers,) in rows] or [1]

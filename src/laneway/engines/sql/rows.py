@@ -579,12 +579,11 @@ class GateState(msgspec.Struct, gc=False):
         """When it may admit more by the clock alone, see `gates.opens_us`."""
         return gates.opens_us(self.limits, self.tat, self.leased, now, self.debt)
 
-    @property
-    def interval(self) -> int:
-        """Microseconds between two deliveries that it admits, if it is used up."""
+    def interval(self, need: int = 1) -> int:
+        """Microseconds between deliveries of `need` permits that it admits, if it is used up."""
         rate_us = 0
         if self.limits.rate is not None:
-            rate_us = fairness.interval(self.limits.rate) // fairness.TICKS * max(self.owes, 1)
+            rate_us = fairness.interval(self.limits.rate) // fairness.TICKS * max(self.owes, need)
         return max(rate_us, self.mean // max(self.limits.concurrency or 1, 1))
 
     def time_to_open(self, now: int, lane: int, need: int = 1) -> int:
@@ -624,17 +623,17 @@ class GateState(msgspec.Struct, gc=False):
     def hold_for(self, now: int, lane: int, wait: int, need: int = 1) -> None:
         """
         Keep permits, or a slot, for the lane while it waits for another gate, if that opens within
-        a part of the time of one delivery through this one: so little is lost. Or if others can use
-        the rate meanwhile.
+        a part of the time of this delivery through this one: so little is lost. Or if others can
+        use the rate meanwhile: then until it is the lane's turn there.
         """
         is_held = now < self.held_until
         is_holder = is_held and self.holder == lane
-        is_short = is_holder or 5 * wait <= 3 * self.interval
+        is_free = not is_held and gates.keeps_up(self.limits, need, self.owes)
         if wait >= gates.FOREVER_US or not (
-            is_short or (not is_held and gates.keeps_up(self.limits, need, self.owes))
+            is_holder or is_free or 5 * wait <= 3 * self.interval(need)
         ):
             return
-        for_us = min(3 * wait + gates.LATE_US, gates.HOLD_US)
+        for_us = gates.HOLD_US if is_free else min(3 * wait + gates.LATE_US, gates.HOLD_US)
         if is_holder:  # it may need more permits
             need, for_us = max(need, self.need), max(for_us, self.held_until - now)
         self.hold(now, lane, need, for_us)

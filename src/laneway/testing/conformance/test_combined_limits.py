@@ -208,6 +208,22 @@ def test_costs_at_two_rates(driver: EngineDriver) -> None:
     assert dict(counts) == {topic: pytest.approx(count, rel=0.2) for topic, count in due.items()}
 
 
+def test_costs_at_a_rate_and_a_concurrency(driver: EngineDriver) -> None:
+    """What an expensive message needs at the rate is kept while its topic waits for the slot."""
+    if driver.engine.capabilities.shards > 1:
+        pytest.skip("no shard has the burst of each gate")
+    a_gate(driver, "A", rate=50)
+    a_gate(driver, "B", concurrency=1)
+    driver.policy("ab", gate=["B", "A"], weight=3)
+    driver.policy("a.*", gate="A")
+    driver.policy("b.*", gate="B")
+    for topic, cost in {"ab": 5, "a.1": 3, "a.2": 1, "b.1": 1, "b.2": 1}.items():
+        driver.put(topic, *map(str, range(400)), headers={COST: str(cost)})
+    counts = Handlers(driver, {"default": 10}).run(SECONDS)
+    due = {"ab": 79, "a.1": 26, "a.2": 26, "b.1": 60, "b.2": 60}
+    assert dict(counts) == {topic: pytest.approx(count, rel=0.2) for topic, count in due.items()}
+
+
 def test_partitions_with_a_rate_at_a_gate(driver: EngineDriver) -> None:
     """Two partitions share the rate of their topic; the other topic gets the rest of the gate."""
     a_gate(driver, "A", rate=10)

@@ -382,10 +382,10 @@ local gates = part(function(gates)
 
     gates.FOREVER = 2 ^ 62
 
-    -- Microseconds between two deliveries that the gate admits, if it is used up.
-    function gates.interval(gate)
+    -- Microseconds between deliveries of `need` permits that the gate admits, if it is used up.
+    function gates.interval(gate, need)
         local by_rate = gate.rate and floor(gate.step / TICKS) or 0
-        return max(by_rate * max(gate.owes, 1), floor(gate.mean / max(gate.concurrency or 1, 1)))
+        return max(by_rate * max(gate.owes, need), floor(gate.mean / max(gate.concurrency or 1, 1)))
     end
 
     -- Whether others can use the whole rate while these permits are kept: the burst suffices for

@@ -555,8 +555,9 @@ local serving = part(function(serving)
     -- Whether nothing that waits at the gate and may deliver is before the lane, which waits at
     -- another one.
     local function is_turn(lane, gate)
-        local entry = turns.entry(lane, gate.name)
-        local turn, its_queue = turns.would_be(entry, gate), tier_queues[lane.tier_queue]
+        local entry, inner = turns.entry(lane, gate.name), turns.inner(lane, gate)
+        local turn = entry.is_group and turns.of_group(entry, lane, gate) or inner
+        local its_queue = tier_queues[lane.tier_queue]
         for number = 1, #tier_queues do
             local other = tier_queues[number]
             if not is_served_later(other, its_queue) and has_before(queue_of(gate, other), turn,
@@ -565,7 +566,7 @@ local serving = part(function(serving)
             end
         end
         return not entry.is_group or not has_before(queue_in(queue_of(gate,
-            tier_queues[entry.tier_queue]), entry), turns.inner(lane, gate), lane.number, lane)
+            tier_queues[entry.tier_queue]), entry), inner, lane.number, lane)
     end
 
     -- Count whether the lane, or its group, may deliver more at a gate, after a change.
@@ -771,7 +772,7 @@ local serving = part(function(serving)
             table.insert(calls.missed, first)
             return false
         end
-        local for_us = floor(gates.interval(gate) / POOL_PART)
+        local for_us = floor(gates.interval(gate, 1) / POOL_PART)
         if for_us > 0 then
             gates.hold(gate, first, 1, for_us)
             pools_to_notify[tier_queues[first.tier_queue].pool] = true
@@ -1028,7 +1029,8 @@ local serving = part(function(serving)
     -- How many deliveries of the lane the gates of a key admit; 0 if one of them does not, or has
     -- others before it. Then the lane goes to wait there, if it was its turn where it waits.
     -- `in_order`: whether it is visited for that.
-    local function room_at_gates(lane, key_of_gates, in_order)
+    local function room_at_gates(given, policy, key_of_gates, mids, in_order)
+        local lane = given.lane
         local here, blocked, is_open_here, least = lanes.waits_at(lane), nil, true, math.huge
         for _, gate in ipairs(gates.of_key(key_of_gates)) do
             local room = gates.room_of(gate, lane)
@@ -1044,7 +1046,12 @@ local serving = part(function(serving)
         end
         if blocked and here and in_order and is_open_here then
             lanes.before_turn(lane)
-            turns.move(lane, blocked, is_turn)
+            local cost = 1
+            if lane.need > 0 then
+                cost = min(costs_of(mids or next_of(given, 1), 1)[1],
+                    (gates.largest_cost(key_of_gates, policy.largest_cost)))
+            end
+            turns.move(lane, blocked, is_turn, cost)
             has_moved(lane, here)
         end
         return blocked and 0 or least
@@ -1079,7 +1086,7 @@ local serving = part(function(serving)
             take = min(take, count_ready(lane, given.wanted))
         end
         if gate and take > 0 then
-            take = min(take, room_at_gates(lane, gate, in_order))
+            take = min(take, room_at_gates(given, policy, gate, mids, in_order))
         end
         local slots
         if take > 0 and policy.key_limited then

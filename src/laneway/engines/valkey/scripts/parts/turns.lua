@@ -14,6 +14,7 @@
 
 local turns = part(function(turns)
     local HELD_FOR = 60 * SECOND
+    local CREDIT = VT_SCALE -- how much earlier a lane comes from another gate
     local LATE = 5000 -- microseconds that a worker may be late
     local NEVER = '' -- the record of a lane that never was at a gate
 
@@ -135,20 +136,22 @@ local turns = part(function(turns)
         return entry.is_group and groups.at(entry, name).turn or turns.of(entry).turns[name]
     end
 
-    -- Its turn if it came to the gate now: not before that of the entry served last.
-    function turns.would_be(entry, gate)
-        local turn = entry.is_group and groups.at(entry, gate.name).turn
-            or turns.of(entry).turns[gate.name] or 0
-        return max(turn, gate.turn)
+    -- The lower bound of a lane's turn in an order: that of the entry served last, less `CREDIT` if
+    -- the lane waited at another of its gates meanwhile.
+    local function lower_bound(lane, reached)
+        return turns.of(lane).waits and reached - CREDIT or reached
     end
 
-    -- The same inside its group.
+    -- The turn of the lane's group if the lane came to the gate now.
+    function turns.of_group(group, lane, gate)
+        return max(groups.at(group, gate.name).turn, lower_bound(lane, gate.turn))
+    end
+
+    -- The lane's turn if it came to the gate now, or inside its group there.
     function turns.inner(lane, gate)
         local group = group_at(lane, gate.name)
-        if not group then
-            return turns.would_be(lane, gate)
-        end
-        return max(turns.of(lane).turns[gate.name] or 0, groups.at(group, gate.name).inner)
+        return max(turns.of(lane).turns[gate.name] or 0,
+            lower_bound(lane, group and groups.at(group, gate.name).inner or gate.turn))
     end
 
     -- The lane waits at no gate from now on.
@@ -166,16 +169,17 @@ local turns = part(function(turns)
     -- The lane waits at this gate from now on.
     function turns.come(lane, name)
         local gate, found, group = gates.find(name), turns.of(lane), group_at(lane, name)
+        local turn, its_turn = turns.inner(lane, gate), group and turns.of_group(group, lane, gate)
         turns.leave(lane)
         if group then
             local there = groups.at(group, name)
             if there.lanes == 0 then
-                there.turn = max(there.turn, gate.turn)
+                there.turn = its_turn
             end
             there.lanes = there.lanes + 1
             groups.touch_at(group, name)
         end
-        found.turns[name], found.waits = turns.inner(lane, gate), name
+        found.turns[name], found.waits = turn, name
     end
 
     -- The lane is at gates from now on: all of this key. It waits at one that is shut, else at one
@@ -215,14 +219,15 @@ local turns = part(function(turns)
     end
 
     -- Keep permits, or a slot, while the lane waits for another gate: if that opens within a part
-    -- of the time of one delivery through this one, so little is lost, or if others can use the
-    -- rate meanwhile.
+    -- of the time of this delivery through this one, so little is lost, or if others can use the
+    -- rate meanwhile: then until it is the lane's turn there.
     local function hold_for(lane, gate, wait, need)
         local is_held = shard.now < gate.held_until
         local is_holder = is_held and gate.holder == lane.number
-        if wait < gates.FOREVER and (is_holder or 5 * wait <= 3 * gates.interval(gate)
-            or (not is_held and gates.keeps_up(gate, need))) then
-            local for_us = min(3 * wait + LATE, HELD_FOR)
+        local is_free = not is_held and gates.keeps_up(gate, need)
+        if wait < gates.FOREVER and (is_holder or is_free
+            or 5 * wait <= 3 * gates.interval(gate, need)) then
+            local for_us = is_free and HELD_FOR or min(3 * wait + LATE, HELD_FOR)
             if is_holder then -- it may need more permits
                 need, for_us = max(need, gate.need), max(for_us, gate.held_until - shard.now)
             end
@@ -254,18 +259,18 @@ local turns = part(function(turns)
     end
 
     -- The lane, whose turn it is at its gate, goes to another one that does not admit it. Where
-    -- it is its turn by `is_turn`, what is free or comes next is held for it.
-    function turns.move(lane, blocked, is_turn)
+    -- it is its turn by `is_turn`, what its next message of that cost needs is held for it.
+    function turns.move(lane, blocked, is_turn, cost)
         for _, gate in ipairs(blocked) do
             if gates.room_of(gate, lane) > 0 then -- it is not its turn there
                 turns.come(lane, gate.name)
                 return
             end
         end
-        local last, wait = last_to_open(lane, blocked, 1)
+        local last, wait = last_to_open(lane, blocked, cost)
         for _, gate in ipairs(others(lane, last)) do
             if gates.room_of(gate, lane) > 0 or is_turn(lane, gate) then
-                hold_for(lane, gate, wait, 1)
+                hold_for(lane, gate, wait, cost)
             end
         end
         turns.come(lane, last.name)
@@ -311,7 +316,7 @@ local turns = part(function(turns)
         if group then
             local there = groups.at(group, gate.name)
             there.inner = reached(before, taken, weight)
-            before, weight = max(there.turn, gate.turn), group.weight
+            before, weight = turns.of_group(group, lane, gate), group.weight
             there.turn = before + fairness.stride(taken, weight)
             groups.touch_at(group, gate.name)
         end
