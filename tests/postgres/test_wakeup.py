@@ -205,6 +205,29 @@ def test_a_killed_connection_makes_a_waiter_look(
     assert waiter.ids == ["m0"]
 
 
+def test_a_publisher_whose_connection_ended_notifies(
+    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It notifies through another connection; the waiter does not have to look."""
+    monkeypatch.setattr(wakeup, "LONGEST_PAUSE", 600.0)
+    monkeypatch.setattr(wakeup, "LOOK_AGAIN", 600.0)
+    engine = opened(server.url)
+    publisher = opened(server.url, namespace=engine.namespace)  # type: ignore[attr-defined]
+    listener = engine.work_listener()
+    assert listener.poll(0.0) is False
+    publisher.put(some(1))  # its first notification opens the connection
+    assert listener.poll(30) is True
+    assert drain(engine) == ["m0"]
+    while listener.poll(0.2):
+        pass
+    presence = publisher._wakeup._presence  # type: ignore[attr-defined]
+    presence._retry_at = 0.0  # as a second after it was opened
+    server.execute(f"SELECT pg_terminate_backend({presence._connection.info.backend_pid})")
+    publisher.put(some(1, start=1))
+    assert listener.poll(30) is True
+    listener.close()
+
+
 def test_a_lane_that_wakes_soon_is_awaited(
     server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:

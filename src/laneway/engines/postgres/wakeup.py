@@ -17,6 +17,7 @@ the row. A notification says only that something may have changed, so one too ma
 too few costs a waiter's next look: a second after it began to wait or was notified, then after
 longer and longer pauses, up to `LONGEST_PAUSE`. One waiter is notified of what is due before that.
 A process whose connection breaks looks now, every second, and when it has another connection.
+A publisher sends its notification again through another connection; it opens one a second at most.
 
 A connection through a pooler notifies, and is not notified: its process has no rows, and a waiter
 looks after 20 ms, then after longer and longer pauses, up to 250 ms.
@@ -409,24 +410,23 @@ class _Presence:
             self.send([(random.choice(chosen), f"w{pool}")])
 
     def _run(self, statement: str, values: Sequence[object]) -> list[Any]:
-        connection = self._usable()
-        if connection is None:
-            return []
-        try:
-            cursor = connection.execute(self._text(statement), values)
-            return cursor.fetchall() if cursor.description else []
-        except psycopg.Error as error:
-            self._lose(error)
-            return []
+        while (connection := self._usable()) is not None:
+            try:
+                cursor = connection.execute(self._text(statement), values)
+                return cursor.fetchall() if cursor.description else []
+            except psycopg.Error as error:
+                self._lose(error)
+        return []
 
     def _text(self, statement: str) -> sql.Composed:
         return sql.SQL(statement).format(sleeper=self._table)
 
     def _usable(self) -> psycopg.Connection[Any] | None:
-        """The connection, opened if it is time to try."""
-        if self._is_closed or time.monotonic() < self._retry_at:
+        """The connection. One that is lost is opened again, at most once a second."""
+        if self._is_closed:
             return None
-        if self._connection is None:
+        if self._connection is None and time.monotonic() >= self._retry_at:
+            self._retry_at = time.monotonic() + LOOK_AGAIN
             try:
                 connection = self._connect()
                 connection.answer_seconds = ANSWER_SECONDS
@@ -447,7 +447,6 @@ class _Presence:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        self._retry_at = time.monotonic() + LOOK_AGAIN
         self._was_lost = True
         self._reconnected()
         if not self._has_warned and not self._is_closed:
