@@ -12,6 +12,8 @@ from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.engines.postgres import wakeup
 from laneway.engines.postgres.address import schema_of
+from laneway.engines.postgres.engine import PostgresEngine
+from laneway.engines.postgres.schemas import ShardSchema
 from laneway.testing.postgres_server import PostgresServer
 from laneway.testing.servers import until
 from tests.postgres.conftest import drain, some
@@ -225,6 +227,31 @@ def test_a_publisher_whose_connection_ended_notifies(
     server.execute(f"SELECT pg_terminate_backend({presence._connection.info.backend_pid})")
     publisher.put(some(1, start=1))
     assert listener.poll(30) is True
+    listener.close()
+
+
+def test_a_look_begins_with_the_notified_shard(
+    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiter asks the one shard that has a message, not those before it."""
+    url = f"{server.url}?shards=8"
+    engine = opened(url)
+    publisher = opened(url, namespace=engine.namespace)  # type: ignore[attr-defined]
+    listener = engine.work_listener()
+    assert listener.poll(0.0) is False
+    asked: list[int] = []
+
+    def has_work(store: ShardSchema, pool: str, topics: Sequence[str] | None) -> float:
+        asked.append(store.place.shard)
+        return PostgresEngine.has_work(store, pool, topics)
+
+    monkeypatch.setattr(ShardSchema, "has_work", has_work)
+    for n in range(8):
+        asked.clear()
+        publisher.put(some(1, start=n))
+        assert listener.poll(30) is True
+        assert drain(engine) == [f"m{n}"]
+        assert len(asked) % 8 == 1, asked  # a look that finds nothing asks all
     listener.close()
 
 

@@ -4,8 +4,8 @@ Wakeup by LISTEN and NOTIFY: how a process that makes a lane runnable wakes a wo
 Each process has one connection that listens to a channel of its own, and a row in `sleeper` for
 each pool in which one of its listeners waits. After a commit that made something runnable, the
 publisher reads these rows and notifies one waiter, and all waiters that serve some topics only,
-because they may not be able to lease it. If nobody waits it notifies nobody, because a NOTIFY takes
-a lock of the whole server.
+because they may not be able to lease it. A notification names the shard, and a look begins with
+it. If nobody waits it notifies nobody, because a NOTIFY takes a lock of the whole server.
 
 For example, the workers A, B and C wait with room for 10 messages each, and a process publishes
 15 in one call. It notifies A. A leases 10: a full batch, so it notifies B. B leases the other 5: no
@@ -120,20 +120,22 @@ class Wakeup(sql_wakeup.Wakeup):
 
     # Notifying
 
-    def notify(self, pool: str, *, has_arrivals: bool = False) -> None:
+    def notify(self, pool: str, *, has_arrivals: bool = False, shard: int = 0) -> None:
+        self.changed.add(shard)
         is_woken = self._wake_workers(pool)
         rows = self._presence.others(pool)
-        self._presence.send((channel, f"w{pool}") for channel, kind in rows if kind == SOME)
+        text = f"{shard} {pool}"
+        self._presence.send((channel, f"w{text}") for channel, kind in rows if kind == SOME)
         if is_woken:
             return
         if chosen := [channel for channel, kind in rows if kind == ALL]:
-            self._presence.send([(self._random.choice(chosen), f"w{pool}")])
+            self._presence.send([(self._random.choice(chosen), f"w{text}")])
         elif (
             has_arrivals
             and not self._wake_busy(pool)
             and (chosen := [channel for channel, kind in rows if kind == BUSY])
         ):
-            self._presence.send([(self._random.choice(chosen), f"b{pool}")])
+            self._presence.send([(self._random.choice(chosen), f"b{text}")])
 
     def _wake_workers(self, pool: str) -> bool:
         """
@@ -168,10 +170,13 @@ class Wakeup(sql_wakeup.Wakeup):
         kind, rest = text[:1], text[1:]
         if kind == "r":
             super().notify_results(rest.split("\n"))
-        elif kind == "b":
-            self._wake_busy(rest)
-        elif not self._wake_workers(rest) and not self._wake_busy(rest):
-            self._presence.forward(rest)
+            return
+        shard, _, pool = rest.partition(" ")
+        self.changed.add(int(shard))
+        if kind == "b":
+            self._wake_busy(pool)
+        elif not self._wake_workers(pool) and not self._wake_busy(pool):
+            self._presence.forward(pool, f"w{rest}")
 
     # Waiting
 
@@ -403,11 +408,11 @@ class _Presence:
             with self.lock:
                 self._run("SELECT pg_notify(%s, %s)", (channel, text))
 
-    def forward(self, pool: str) -> None:
+    def forward(self, pool: str, text: str) -> None:
         """Nobody waits here any more: notify a worker of another process."""
         chosen = [channel for channel, kind in self.others(pool) if kind in (ALL, BUSY)]
         if chosen:
-            self.send([(random.choice(chosen), f"w{pool}")])
+            self.send([(random.choice(chosen), text)])
 
     def _run(self, statement: str, values: Sequence[object]) -> list[Any]:
         while (connection := self._usable()) is not None:

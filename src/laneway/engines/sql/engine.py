@@ -191,7 +191,7 @@ class SqlQueue(Waits):
                 raise
             commit = store.written
         for pool in tx.pools_to_notify:
-            self._wakeup.notify(pool, has_arrivals=tx.has_arrivals)
+            self._wakeup.notify(pool, has_arrivals=tx.has_arrivals, shard=self.place.shard)
         if tx.changed_results:
             self._wakeup.notify_results(tx.changed_results)
         if durable:  # now: the workers that were notified begin meanwhile
@@ -319,7 +319,8 @@ class SqlQueue(Waits):
                 return None
             not_sent = inbox.not_sent
             if inbox.has_arrivals:
-                self._wakeup.notify(self._rules.of(draft.topic).pool, has_arrivals=True)
+                pool = self._rules.of(draft.topic).pool
+                self._wakeup.notify(pool, has_arrivals=True, shard=self.place.shard)
             commit = self._store.written
         if not_sent is not None:
             self._take_back(not_sent)

@@ -248,8 +248,9 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
         """In how many seconds a pool may have something to lease in a shard; 0: it has now."""
         self._grants.renew()
         soonest = max(0.001, self._grants.look_at - time.monotonic())
-        for shard, store in enumerate(self._space.stores):
-            soon = store.has_work(pool, topics)
+        changed, self._wakeup.changed = self._wakeup.changed, set()
+        for shard in dict.fromkeys((*changed, *range(self._space.shards))):
+            soon = self._space.stores[shard].has_work(pool, topics)
             if soon <= 0:
                 self._notified.add(shard)
                 return 0.0

@@ -36,6 +36,8 @@ class Wakeup(ABC):
         self.waiting: list[Any] = []
         self.listeners: list[Any] = []
         self.busy: list[Any] = []
+        self.changed: set[int] = set()
+        """The shards of notifications that no look has followed yet."""
         self.interrupted = 0
         self.look_again = LOOK_AGAIN
         """
@@ -43,7 +45,7 @@ class Wakeup(ABC):
         """
 
     @abstractmethod
-    def notify(self, pool: str, *, has_arrivals: bool = False) -> None:
+    def notify(self, pool: str, *, has_arrivals: bool = False, shard: int = 0) -> None:
         """Wake one waiter of the pool; if none waits and messages came, one arrival listener."""
 
     def notify_results(self, ids: Sequence[str]) -> None:

@@ -173,7 +173,8 @@ class Wakeup(sql_wakeup.Wakeup):
                 for start in range(0, len(ids), IDS_AT_ONCE):
                     self._send(name, "\n".join(ids[start : start + IDS_AT_ONCE]).encode())
 
-    def notify(self, pool: str, *, has_arrivals: bool = False) -> None:
+    def notify(self, pool: str, *, has_arrivals: bool = False, shard: int = 0) -> None:
+        self.changed.add(shard)
         if not self._across:
             with self._condition:
                 self._notified += 1
