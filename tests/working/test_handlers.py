@@ -7,11 +7,14 @@ import contextvars
 import logging
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from laneway import BadMessage, DestinationUnavailable, Laneway, Message, Reject, Retry, UsageError
-from laneway.message import Lease
+from laneway.message import Batch, Lease
+from laneway.testing.servers import until
+from laneway.working.engine_thread import EngineThread
 from laneway.working.handler import MAX_CACHED_TOPICS, Handler, Handlers
 from laneway.working.unhandled_warnings import UnhandledWarnings
 from tests.working.support import Running
@@ -29,6 +32,41 @@ def test_a_burst_handles_everything_and_ends(app: Laneway) -> None:
     summary = app.run_worker(burst=True)
     assert sorted(seen) == list(range(3000))
     assert summary.acked == 3000
+
+
+def test_a_burst_runs_a_message_that_is_sent_during_its_last_lease(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker listens, so the engine sends it the message; the event loop reads it late."""
+    ended: list[str] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+    publisher = threading.Thread(target=app.publish, args=("second",))
+    lease = app.engine.lease
+
+    def lease_and_publish(*arguments: Any, **options: Any) -> Batch:
+        batch = lease(*arguments, **options)
+        if not batch.leases and ended == ["first"] and publisher.ident is None:
+            loops[0].call_soon_threadsafe(time.sleep, 0.2)
+            publisher.start()
+            publisher.join()
+        return batch
+
+    monkeypatch.setattr(app.engine, "lease", lease_and_publish)
+
+    @app.handler("first")
+    async def first(_: Message) -> None:
+        loops.append(asyncio.get_running_loop())
+        (thread,) = (each for each in threading.enumerate() if isinstance(each, EngineThread))
+        await asyncio.to_thread(until, lambda: thread._is_listening, "it listens")
+        ended.append("first")
+
+    @app.handler("second")
+    async def second(_: Message) -> None:
+        ended.append("second")
+
+    app.publish("first", None)
+    app.run_worker(burst=True)
+    assert ended == ["first", "second"]
 
 
 def test_a_burst_ends_when_nothing_is_left_to_run_now(app: Laneway) -> None:

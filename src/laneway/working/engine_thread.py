@@ -235,6 +235,7 @@ class EngineThread(threading.Thread):
         self._standby = standby
         self._overdue = OverdueHandlers(engine)
         self._listener: WorkListener | None = None
+        self._is_listening = False
         """Notifies this worker while it has free slots; created with the first wait."""
         self._watched = -1
         """The generation of the listener's file that the event loop watches."""
@@ -438,6 +439,7 @@ class EngineThread(threading.Thread):
             startable = max(0, self._reserves.common - self._taken())
         found: Batch | bool = False
         try:
+            self._is_listening = True
             if self._listener is None:
                 self._listener = self._create_listener()
                 if isinstance(self._listener, ReadableListener):
@@ -502,7 +504,7 @@ class EngineThread(threading.Thread):
 
     def _stop_listening(self) -> None:
         """The worker is busy: the engine should notify others."""
-        self._listen_until = None
+        self._listen_until, self._is_listening = None, False
         if self._listener is not None:
             if self._readable is not None and not self._is_leasing:
                 self._readable.is_watched = False  # the rest is received before this thread ends
@@ -860,6 +862,11 @@ class EngineThread(threading.Thread):
         # What ended during the call makes this worker lease again.
         is_last = not (batch.leases or self.held or self._held_at_lease)
         if self._options.burst and is_last and not self._has_ready_topic():
+            if self._is_listening:  # a message may have been sent to this worker during the call
+                self._stop_listening()
+                self._should_lease = True
+                self.has_work.set()
+                return
             self._is_leasing = False
             self._callbacks.drained()
             return
