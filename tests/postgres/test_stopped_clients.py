@@ -15,6 +15,7 @@ from laneway.engines.postgres.store import SETTINGS, Store
 from laneway.errors import EngineUnavailable
 from laneway.message import Draft
 from laneway.testing.postgres_server import PostgresServer
+from laneway.testing.servers import until
 from tests.postgres.conftest import drain, some, store_of
 
 Opened = Callable[..., FullEngine]
@@ -110,6 +111,26 @@ def test_a_holder_that_works_is_waited_for(
         done.result()
     with store_of(second).reading() as connection:
         assert connection.one("setting_read", "kept") == ("1",)
+
+
+def test_a_process_that_computes_for_too_long_learns_why_its_transaction_ended(
+    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's reason is reported, not the end of the connection that follows it."""
+    monkeypatch.setitem(SETTINGS, "idle_in_transaction_session_timeout", 50)
+    engine = opened(server.url)
+
+    def compute() -> None:
+        with store_of(engine).writing(durable=False) as connection:
+            pid = connection.pipeline._server.backend_pid
+            alive = f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"
+            until(lambda: not server.execute(alive), "the server ends the transaction")
+            connection.one("turn_read")
+
+    with pytest.raises(EngineUnavailable, match="stopped inside a transaction"):
+        compute()
+    engine.put(some(1))
+    assert drain(engine) == ["m0"]
 
 
 def test_a_cache_is_not_trusted_after_a_lost_connection(

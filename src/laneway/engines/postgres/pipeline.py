@@ -193,11 +193,14 @@ class Pipeline:
         self._unconfirmed.clear()
         if _SYNC not in self._unread:
             self.send_sync()
-        while self._unread:
-            found = self._next(deadline)
-            if found is not None and found.status == pq.ExecStatus.PIPELINE_SYNC:
-                self._synced()
-                break
+        try:
+            while self._unread:
+                found = self._next(deadline)
+                if found is not None and found.status == pq.ExecStatus.PIPELINE_SYNC:
+                    self._synced()
+                    break
+        except psycopg.OperationalError as error:  # the server has ended the connection: see why
+            raise error_from_result(result) from error
         raise error_from_result(result)
 
     def _next(self, deadline: float) -> pq.abc.PGresult | None:

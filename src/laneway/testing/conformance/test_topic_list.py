@@ -19,12 +19,16 @@ LARGE = {"push.a": 900, "push.b": 700, "push.c": 500, "mail.d": 350, "mail.e": 2
 
 """Backlogs that no two size classes confuse."""
 
+AT_ONCE = 500
+"""Messages in a call. A server ends a transaction whose client computes for too long."""
+
 
 def crowd(driver: EngineDriver, *, topics: Iterable[str] = LARGE, prefix: str = "small") -> None:
     """Large topics among more small ones than are looked at one by one."""
     drafts = [Draft(topic, b"x") for topic in topics for _ in range(LARGE[topic])]
     drafts += [Draft(f"{prefix}.{n}", b"x") for n in range(FEW + 50)]
-    driver.engine.put(drafts, now_us=driver.now)
+    for start in range(0, len(drafts), AT_ONCE):
+        driver.engine.put(drafts[start : start + AT_ONCE], now_us=driver.now)
 
 
 def top(driver: EngineDriver, order: TopicOrder, pattern: str = "*", limit: int = 5) -> list[str]:
