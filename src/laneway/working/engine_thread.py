@@ -861,15 +861,16 @@ class EngineThread(threading.Thread):
     def _wait_for_messages(self, batch: Batch) -> None:
         # What ended during the call makes this worker lease again.
         is_last = not (batch.leases or self.held or self._held_at_lease)
-        if self._options.burst and is_last and not self._has_ready_topic():
+        if self._options.burst and is_last:
             if self._is_listening:  # a message may have been sent to this worker during the call
                 self._stop_listening()
                 self._should_lease = True
                 self.has_work.set()
                 return
-            self._is_leasing = False
-            self._callbacks.drained()
-            return
+            if not self._has_ready_topic():
+                self._is_leasing = False
+                self._callbacks.drained()
+                return
         if batch.passed_over:  # else notified immediately of other workers' messages
             self._filter.search_later()
             return
