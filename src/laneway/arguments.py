@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway import subscriptions, units
 from laneway.errors import UsageError
 from laneway.policy import check_pattern, check_topic, is_pattern, is_unicode
 from laneway.subscriptions import SEPARATOR
-
-if TYPE_CHECKING:
-    from laneway.units import Duration
+from laneway.units import Duration
 
 
 def whole(call: str, option: str, value: object, *, least: int = 1, most: int = sys.maxsize) -> int:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from concurrent.futures import Executor
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class HasThreads(Protocol):

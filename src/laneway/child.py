@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 from laneway.app import Laneway
 from laneway.tasks.queue import NamedTask, named_task
-
-if TYPE_CHECKING:
-    from laneway.tasks.request import Request
-    from laneway.working.outcome import Portable
+from laneway.tasks.request import Request
+from laneway.working.outcome import Portable
 
 
 @functools.cache

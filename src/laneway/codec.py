@@ -9,20 +9,16 @@ from __future__ import annotations
 import math
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 
 from laneway import headers as control
 from laneway import storable, units
 from laneway.errors import BadMessage
-from laneway.message import RAW, Draft, Lease, Message
+from laneway.message import RAW, Draft, Lease, Message, Settlement
 from laneway.policy import CONTROL, MAX_KEY_BYTES, MAX_TOPIC_BYTES, check_publish_topic
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from laneway.message import Settlement
 
 MAX_ID_CHARACTERS = 255
 MAX_PRIORITY = (1 << 52) - 1

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway import units
-from laneway.engines.base import Settings
+from laneway.engines.base import Durability, Settings
 from laneway.errors import BadPolicy, UsageError
+from laneway.policy import OnFull
 from laneway.printable import redacted
 from laneway.tiers import Tier, check_tiers, unknown_default
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from laneway.engines.base import Durability
-    from laneway.policy import OnFull
 
 DEFAULT_URL = "sqlite:///laneway.db"
 DEV_URL = "sqlite:///laneway-dev.db"

@@ -7,27 +7,22 @@ import os
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from typing import Any
 
 import msgspec
 
 from laneway import arguments, codec, units
 from laneway.awaitable import async_variant
+from laneway.engines.base import FullEngine, Queue
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.errors import BadMessage, LeaseLost, Refused, UsageError
-from laneway.message import Message, Settlement
+from laneway.message import Batch, Draft, Lease, Message, Overload, Settlement, SettlementAnswer
 from laneway.policy import is_pattern
+from laneway.runtime.runtime import Runtime
 from laneway.subscriptions import is_copy, split
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from concurrent.futures import Executor
-
-    from laneway.engines.base import FullEngine, Queue
-    from laneway.message import Batch, Draft, Lease, Overload, SettlementAnswer
-    from laneway.runtime.runtime import Runtime
-    from laneway.units import Duration
-
+from laneway.units import Duration
 
 LOOK_SECONDS = 0.5
 """Seconds between two searches of a lease call that waits for a priority or pattern."""

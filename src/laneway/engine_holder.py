@@ -9,22 +9,17 @@ import contextlib
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
 from laneway import arguments, config, programs
 from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
 from laneway.errors import EngineUnavailable
-from laneway.policy import check_changes, check_fields
-from laneway.tiers import check_tiers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from laneway.engines.base import FullEngine, Settings
-    from laneway.policy import Gate
-    from laneway.tiers import Tier
+from laneway.policy import Gate, check_changes, check_fields
+from laneway.tiers import Tier, check_tiers
 
 log = logging.getLogger("laneway")
 

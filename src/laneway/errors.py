@@ -36,10 +36,9 @@ field of log records, and the type in the CLI's JSON.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-if TYPE_CHECKING:
-    from laneway.units import Duration
+from laneway.units import Duration
 
 
 class LanewayError(Exception):

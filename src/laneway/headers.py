@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from laneway.errors import BadMessage
 from laneway.units import MAX_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 OWN_PREFIX = "laneway-"
 """Headers with this prefix belong to Laneway."""

@@ -7,22 +7,19 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import Self
 
 import msgspec
 
 from laneway import arguments, units
 from laneway.delivery import Delivery, Wanted, lease_batch, release_many
+from laneway.engines.base import WorkListener
 from laneway.engines.shared.waiting_listener import WaitingListener
 from laneway.errors import EngineUnavailable
 from laneway.message import Batch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.base import WorkListener
-    from laneway.runtime.runtime import Runtime
-    from laneway.units import Duration
+from laneway.runtime.runtime import Runtime
+from laneway.units import Duration
 
 log = logging.getLogger("laneway.leases")
 

@@ -9,13 +9,11 @@ use one of these.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import MutableMapping
+from typing import Any
 
 from laneway.working.handler import fields
 from laneway.working.log_format import FIELDS
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
 
 __all__ = ["AddFields", "add_fields", "fields"]
 

@@ -12,23 +12,24 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Sequence  # noqa: TC003  # the command line reads the hints
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,  # the command line reads the hints
+)
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 
 from laneway import subscriptions, units
 from laneway.errors import BadMessage, BadPolicy
 from laneway.headers import MAX_COST
-from laneway.subscriptions import SEPARATOR, Subscription
+from laneway.subscriptions import SEPARATOR, Kind, Subscription
 from laneway.tiers import USUAL, Tiers
 from laneway.tiers import Tier as Tier  # noqa: PLC0414  # users import it from here
 from laneway.topic_groups import is_group
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from laneway.subscriptions import Kind
 
 Layer = Literal["code", "operator"]
 """Who set a policy. The operator's layer overrides the code's."""

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from laneway.engines.base import TopicStats
 from laneway.message import RAW
 from laneway.policy import AUTO, FIELDS, gate_names
 from laneway.printable import escaped, escaped_json
 from laneway.units import SECOND, rate_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.base import TopicStats
 
 WIDEST = 60
 """Characters of a table's cell up to which the other rows are aligned with it."""

@@ -11,17 +11,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import msgspec
 
+from laneway.engines.base import FullEngine, Overview, StorePart, TopicStats
 from laneway.errors import LanewayError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from laneway.engines.base import FullEngine, Overview, StorePart, TopicStats
-    from laneway.policy import PolicyTable
+from laneway.policy import PolicyTable
 
 TOPICS = 500
 """Topics that are read, for each order."""

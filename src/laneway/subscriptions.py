@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from laneway import units
 from laneway.errors import BadPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 SEPARATOR = "#"
 """Between a topic and the name of its subscription; no other name contains it."""

@@ -11,15 +11,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 import msgspec
 
 from laneway.errors import BadPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 log = logging.getLogger("laneway.engine")
 

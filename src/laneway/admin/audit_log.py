@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from laneway.engines.base import Records
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from laneway.engines.base import Records
 
 log = logging.getLogger("laneway.audit")
 

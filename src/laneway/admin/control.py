@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from laneway import arguments
 from laneway.admin import workers
 from laneway.awaitable import async_variant
 from laneway.runtime.noun import Noun
-
-if TYPE_CHECKING:
-    from laneway.units import Duration
-    from laneway.working.commands import WorkerCommand
+from laneway.units import Duration
+from laneway.working.commands import WorkerCommand
 
 
 class Control(Noun):

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from laneway import arguments, units
 from laneway.admin.views import message_of
 from laneway.awaitable import async_variant
+from laneway.engines.base import Admin, MessageView
 from laneway.errors import BadPolicy
-from laneway.message import Message  # noqa: TC001  # msgspec reads the annotation
+from laneway.message import Message  # msgspec reads the annotation
 from laneway.policy import check_topic
 from laneway.runtime.noun import Noun
-
-if TYPE_CHECKING:
-    import builtins
-    from collections.abc import Callable, Sequence
-
-    from laneway.engines.base import Admin, MessageView
 
 PAGE = 1_000
 """Dead letters that one transaction redrives or drops."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from laneway.engines.base import MessageView
+from laneway.engines.base import MessageView
 
 DIGITS = 12
 """Hexadecimal digits of a fingerprint."""

@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from typing import TYPE_CHECKING
 
 from laneway import subscriptions
 from laneway.admin.values import MAX_NAME, Values
-from laneway.policy import sources
+from laneway.policy import Layers, sources
+from laneway.runtime.runtime import Runtime
 from laneway.subscriptions import FIELD
-
-if TYPE_CHECKING:
-    from laneway.policy import Layers
-    from laneway.runtime.runtime import Runtime
-    from laneway.units import Duration
+from laneway.units import Duration
 
 log = logging.getLogger("laneway.subscriptions")
 

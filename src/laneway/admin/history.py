@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from laneway import arguments
 from laneway.awaitable import async_variant
 from laneway.history import figures
+from laneway.history.figures import History
 from laneway.runtime.noun import Noun
-
-if TYPE_CHECKING:
-    from laneway.history.figures import History
-    from laneway.units import Duration
+from laneway.units import Duration
 
 
 class Histories(Noun):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from laneway import arguments
-from laneway.engines.base import BY_OPERATOR
+from laneway.engines.base import BY_OPERATOR, FullEngine
 from laneway.errors import Refused
 from laneway.message import Settlement
-
-if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine
 
 MessageAction = Literal["retry", "dead", "drop", "cancel", "release"]
 

@@ -4,24 +4,19 @@ Copying and comparing the policies of namespaces: try them in `sandbox`, then co
 
 from __future__ import annotations
 
+import builtins
 import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from laneway import arguments
 from laneway.awaitable import async_variant
+from laneway.engines.base import Admin, FullEngine
 from laneway.errors import Refused, UsageError
-from laneway.policy import DISABLED, PROGRAM, Gate, is_pattern, own_rows, sources
+from laneway.policy import DISABLED, PROGRAM, Gate, Layers, is_pattern, own_rows, sources
 from laneway.runtime.noun import Noun
-from laneway.runtime.runtime import Runtime
-
-if TYPE_CHECKING:
-    import builtins
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from laneway.engines.base import Admin, FullEngine
-    from laneway.policy import Layers
-    from laneway.runtime.runtime import Application
+from laneway.runtime.runtime import Application, Runtime
 
 _Row = TypeVar("_Row")
 

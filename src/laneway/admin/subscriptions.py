@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
 
 import msgspec
 
@@ -15,22 +16,16 @@ from laneway.admin.policies import layers_of
 from laneway.awaitable import async_variant
 from laneway.cluster.consumer import Consumer
 from laneway.codec import MAX_ID_CHARACTERS
-from laneway.engines.base import Check
+from laneway.engines.base import Check, FullEngine, HeldState, MessageView, RecordKind
 from laneway.engines.shared.copies import NOT_COPIED
 from laneway.errors import BacklogFull, BadPolicy, Refused
 from laneway.headers import SIGNALS
 from laneway.message import Draft
-from laneway.policy import check_fields, check_pattern, is_pattern, sources
+from laneway.policy import Layers, check_fields, check_pattern, is_pattern, sources
 from laneway.runtime.noun import Noun
+from laneway.runtime.runtime import Runtime
 from laneway.subscriptions import FIELD, Kind, Start, Where
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from laneway.engines.base import FullEngine, HeldState, MessageView, RecordKind
-    from laneway.policy import Layers
-    from laneway.runtime.runtime import Runtime
-    from laneway.units import Duration
+from laneway.units import Duration
 
 PAGE = 1000
 """Topics per page of a list."""

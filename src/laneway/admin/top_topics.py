@@ -7,20 +7,15 @@ Counting it adds no cost per message, and every engine has it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import nsmallest
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from laneway import arguments
-from laneway.admin.views import stats_of
-from laneway.engines.base import TopicOrder
+from laneway.admin.views import Stats, stats_of
+from laneway.engines.base import FullEngine, MessageView, TopicOrder, TopicStats
 from laneway.engines.shared import listing
 from laneway.policy import check_policy_pattern, matches
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.admin.views import Stats
-    from laneway.engines.base import FullEngine, MessageView, TopicStats
 
 ListOrder = Literal[TopicOrder, "worker-time"]
 """The orders of lists of topics."""

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Never, Unpack
+from collections.abc import Iterable, Sequence
+from typing import Any, Never, Unpack
 
 from laneway import arguments, config, units
 from laneway.admin import dead_letters, messages, policies
 from laneway.admin import subscriptions as admin_subscriptions
+from laneway.admin.dead_letters import DeadLetter
+from laneway.admin.subscriptions import SubscriptionInfo
 from laneway.admin.topic_waits import DoneWait, IdleWait
 from laneway.admin.views import Stats, message_of, stats_of
 from laneway.awaitable import async_variant
 from laneway.cluster.consumer import Consumer
-from laneway.engines.base import HELD_STATES
+from laneway.engines.base import HELD_STATES, HeldState, IdState
+from laneway.message import Message, Receipt
+from laneway.policy import PolicyOptions
+from laneway.producing.publish_options import PublishOptions
 from laneway.runtime.noun import Noun
-from laneway.subscriptions import topic_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from laneway.admin.dead_letters import DeadLetter
-    from laneway.admin.subscriptions import SubscriptionInfo
-    from laneway.engines.base import HeldState, IdState
-    from laneway.message import Message, Receipt
-    from laneway.policy import PolicyOptions
-    from laneway.producing.publish_options import PublishOptions
-    from laneway.runtime.runtime import Runtime
-    from laneway.subscriptions import Kind, Start, Where
-    from laneway.units import Duration
+from laneway.runtime.runtime import Runtime
+from laneway.subscriptions import Kind, Start, Where, topic_of
+from laneway.units import Duration
 
 
 class Topic(Noun):

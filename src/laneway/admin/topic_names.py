@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from laneway.engines.base import TopicStats
-    from laneway.policy import PolicyTable
+from laneway.engines.base import TopicStats
+from laneway.policy import PolicyTable
 
 MOST_PATTERNS = 50
 """Policy patterns whose star is replaced by the search text."""

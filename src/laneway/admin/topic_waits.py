@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from laneway import arguments
+from laneway.engines.base import ResultListener
 from laneway.errors import UsageError
 from laneway.policy import is_pattern
+from laneway.runtime.runtime import Runtime
 from laneway.subscriptions import is_copy
-
-if TYPE_CHECKING:
-    from laneway.engines.base import ResultListener
-    from laneway.runtime.runtime import Runtime
-    from laneway.units import Duration
+from laneway.units import Duration
 
 WATCH = 60.0
 """

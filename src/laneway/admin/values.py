@@ -8,20 +8,15 @@ no message has. Stores need no other support for values, and waiters are notifie
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from laneway import arguments, units
 from laneway.awaitable import async_variant
 from laneway.errors import UsageError
-from laneway.message import ProgressReport
+from laneway.message import ProgressReport, StoredResult
 from laneway.policy import CONTROL
 from laneway.runtime.noun import Noun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from laneway.message import StoredResult
-    from laneway.units import Duration
+from laneway.units import Duration
 
 MAX_NAME = 255
 """Most characters of a name."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway import codec, units
-from laneway.engines.base import TopicStats
+from laneway.engines.base import MessageView, TopicStats
 from laneway.message import Message
-
-if TYPE_CHECKING:
-    from laneway.engines.base import MessageView
 
 
 class Stats(TopicStats):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import click
 
 from laneway.cli.fleet import costs, model
 from laneway.cli.session import json_option, print_json, say, table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ENGINES = tuple(model.NODES)
 

@@ -6,19 +6,16 @@ import functools
 import os
 import pwd
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 import msgspec
 from click.core import ParameterSource
 
 from laneway.admin import audit_log
+from laneway.cli.session import Session
 from laneway.printable import without_passwords
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from laneway.cli.session import Session
 
 CHANGES = frozenset(
     {

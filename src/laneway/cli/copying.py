@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from laneway.engines.base import FullEngine, LogEntry, RecordKind, Records
 from laneway.history.records import RINGS, Row, decode
 from laneway.push.delivery_log import KEEP_US, LATE_US, MOST_SEARCHED, max_bytes_of
-
-if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine, LogEntry, RecordKind, Records
 
 PAGE = 500
 

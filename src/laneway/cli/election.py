@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,10 +17,8 @@ from laneway.cli.session import (
     say,
     show_list,
 )
-
-if TYPE_CHECKING:
-    from laneway.cluster.election import Election
-    from laneway.cluster.term_store import ElectionState
+from laneway.cluster.election import Election
+from laneway.cluster.term_store import ElectionState
 
 zookeeper_option = click.option(
     "--zookeeper",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from laneway.cli.session import Session, json_option, pass_session, say, show_list
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 LIMIT_COLUMNS = ("per s", "burst", "concurrency", "leased", "topics waiting")
 

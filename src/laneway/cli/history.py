@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 import msgspec
 
 from laneway.cli.session import REFUSED, Session, json_option, pass_session, print_json, say, table
 from laneway.history.alarms import AlarmRule
-from laneway.history.figures import HistoryRow
+from laneway.history.figures import History, HistoryRow, WaitingTimes
 from laneway.presenting import duration, moment
 from laneway.units import SECOND, counted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.history.figures import History, WaitingTimes
 
 MOST_ROWS = 30
 """Rows of a table; more are combined."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -18,9 +17,7 @@ from laneway.cli.session import (
     print_json,
     say,
 )
-
-if TYPE_CHECKING:
-    from laneway.tasks.job import Job, JobState
+from laneway.tasks.job import Job, JobState
 
 topic_option = click.option(
     "--topic", help="The job's topic; needed for an id that you chose, or of a flow."

@@ -7,16 +7,13 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from types import ModuleType
+from typing import cast
 
+from laneway import Laneway
 from laneway.errors import LanewayError, UsageError
 from laneway.printable import escaped, redacted, without_passwords
 from laneway.working.user_imports import importing, own_lines
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from laneway import Laneway
 
 
 def load_app(target: str, *, shows_lines: bool = True) -> Laneway:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from laneway.admin.messages import MessageAction
 from laneway.cli.session import Session, pass_session, say
-
-if TYPE_CHECKING:
-    from laneway.admin.messages import MessageAction
 
 DONE = {
     "ready": "is ready now",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import click
 from msgspec.structs import replace
@@ -13,14 +13,10 @@ from laneway.admin.policies import copy_programs, every_policy, set_policies
 from laneway.cli.copying import copy_delivery_log, copy_records, copy_rows
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
 from laneway.cluster.term_store import copy_terms
+from laneway.engines.base import ExportedMessage, FullEngine
 from laneway.errors import UsageError
 from laneway.printable import redacted
 from laneway.units import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.engines.base import ExportedMessage, FullEngine
 
 PAGE = 500
 LOOK_AGAIN = 0.2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -21,7 +22,7 @@ from laneway.cli.session import (
     table,
 )
 from laneway.cli.settings import setting_options, value_of
-from laneway.policy import FIELDS, PROGRAM, matches
+from laneway.policy import FIELDS, PROGRAM, Layer, PolicyTable, matches
 from laneway.presenting import (
     exact_size,
     setting_in_seconds,
@@ -29,11 +30,6 @@ from laneway.presenting import (
     settings_in_words,
 )
 from laneway.units import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from laneway.policy import Layer, PolicyTable
 
 EXAMPLES = """\b
 Examples:

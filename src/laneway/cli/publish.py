@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
+from laneway import Receipt
 from laneway.cli.session import (
     REFUSED,
     Session,
@@ -20,12 +22,6 @@ from laneway.cli.session import (
 )
 from laneway.codec import MAX_PRIORITY, MIN_PRIORITY
 from laneway.headers import MAX_COST
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from laneway import Receipt
-
 
 EXAMPLES = """\b
 Examples:

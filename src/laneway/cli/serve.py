@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import click
 
+from laneway import Laneway
 from laneway.cli.loading import load_app
 from laneway.cli.session import Session, pass_session, say
-
-if TYPE_CHECKING:
-    from laneway import Laneway
 
 EXAMPLES = """\b
 Examples:

@@ -7,19 +7,16 @@ import functools
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, Never
+from collections.abc import Callable, Sequence
+from typing import Any, Never
 
 import click
 import msgspec
 
+from laneway import Laneway
+from laneway.engines.base import FullEngine
 from laneway.presenting import json_text, table_lines
 from laneway.printable import escaped, redacted, without_passwords
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from laneway import Laneway
-    from laneway.engines.base import FullEngine
 
 REFUSED, USAGE, UNAVAILABLE, DEFECT = 1, 2, 3, 70
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
 from laneway import headers as control
 from laneway.policy import FIELDS, PolicyOptions
 from laneway.presenting import DURATIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 METAVARS = {
     **dict.fromkeys(DURATIONS, "DURATION"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import click
 
@@ -18,10 +17,8 @@ from laneway.cli.session import (
 )
 from laneway.presenting import duration
 from laneway.printable import HIDDEN
+from laneway.producing.spool_file import SpoolStatus
 from laneway.units import counted
-
-if TYPE_CHECKING:
-    from laneway.producing.spool_file import SpoolStatus
 
 SHOW_SECONDS = 1.0
 """How often `drain` shows how many messages wait, in seconds."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import click
 
 from laneway.cli.session import Session, json_option, pass_session, print_json, say, table
-from laneway.subscriptions import Kind, Start
+from laneway.subscriptions import Kind, Start, Where
 from laneway.units import counted
-
-if TYPE_CHECKING:
-    from laneway.subscriptions import Where
 
 COLUMNS = ("topic", "kind", "where", "set for", "set by", "waiting", "leased", "dead")
 

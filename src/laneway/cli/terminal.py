@@ -13,10 +13,8 @@ import sys
 import termios
 import time
 import tty
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from types import TracebackType
+from typing import Any, Literal
 
 Event = Literal["quit", "resized", "time"]
 

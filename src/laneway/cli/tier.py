@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
@@ -15,11 +16,7 @@ from laneway.cli.session import (
     say,
     show_list,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from laneway.tiers import TierLayers
+from laneway.tiers import TierLayers
 
 
 @click.group(short_help="Show and change tiers and their shares.")

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import click
 
-from laneway.admin.top_topics import ORDERS
+from laneway import Laneway, Stats
+from laneway.admin.top_topics import ORDERS, ListOrder
 from laneway.cli.history import outlook
 from laneway.cli.session import Session, json_option, pass_session, print_json
+from laneway.engines.base import Overview, TierStats
+from laneway.history.figures import History
 from laneway.live import Look, look
 from laneway.presenting import duration, topic_state
 from laneway.printable import escaped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway import Laneway, Stats
-    from laneway.admin.top_topics import ListOrder
-    from laneway.engines.base import Overview, TierStats
-    from laneway.history.figures import History
 
 NARROW = 120
 """Terminal width below which long names are shortened."""

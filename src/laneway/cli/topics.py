@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import click
 
-from laneway.admin.top_topics import ORDERS
+from laneway import Stats
+from laneway.admin.top_topics import ORDERS, ListOrder
 from laneway.cli.session import (
     Session,
     json_option,
     pass_session,
     show_list,
 )
-from laneway.engines.base import HELD_STATES
+from laneway.engines.base import HELD_STATES, HeldState
 from laneway.policy import check_topic
 from laneway.presenting import beginning, duration, moment, topic_state
 from laneway.subscriptions import is_copy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway import Stats
-    from laneway.admin.top_topics import ListOrder
-    from laneway.engines.base import HeldState
 
 COLUMNS: dict[str, Callable[[Stats], object]] = {
     "topic": lambda each: each.topic,

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import click
 
+from laneway import Laneway
 from laneway.cli.loading import load_app
 from laneway.cli.session import Session, pass_session, say
 from laneway.working.log_format import LogStyle, TextLines
-
-if TYPE_CHECKING:
-    from laneway import Laneway
 
 log = logging.getLogger("laneway.worker")
 

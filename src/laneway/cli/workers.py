@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
+from laneway.admin.workers import WorkerInfo
 from laneway.cli.session import (
     REFUSED,
     Session,
@@ -16,11 +17,6 @@ from laneway.cli.session import (
     show_list,
 )
 from laneway.presenting import beginning, duration
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.admin.workers import WorkerInfo
 
 COLUMNS = (
     "worker",

@@ -18,21 +18,16 @@ import random
 import secrets
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
 
 from laneway.cluster.career import CareerRunner
-from laneway.cluster.renewal import TermRenewal
+from laneway.cluster.renewal import TermRenewal, TermTimes
 from laneway.cluster.term import Term, clock
-from laneway.cluster.term_store import Candidate, Claim
+from laneway.cluster.term_store import Candidate, Claim, ElectionState, TermStore
 from laneway.errors import EngineUnavailable, LanewayError, StepAborted, TermLost
 from laneway.printable import without_passwords
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Executor
-
-    from laneway.cluster.renewal import TermTimes
-    from laneway.cluster.term_store import ElectionState, TermStore
 
 log = logging.getLogger("laneway.election")
 

@@ -13,16 +13,13 @@ import inspect
 import logging
 import queue
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
+from laneway.cluster.term import Term
 from laneway.errors import TermLost, UsageError
 from laneway.printable import escaped
 from laneway.working.time_limits import raise_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.cluster.term import Term
 
 log = logging.getLogger("laneway.election")
 

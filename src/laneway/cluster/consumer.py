@@ -11,7 +11,9 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Self
 
 from laneway import arguments, subscriptions
 from laneway.awaitable import async_variant
@@ -19,20 +21,12 @@ from laneway.cluster.renewal import TermRenewal, TermTimes
 from laneway.cluster.term import Term, clock
 from laneway.cluster.term_store import Candidate, Claim, EngineTerms
 from laneway.delivery import Delivery, ack_many, lease_lost, process_name
+from laneway.engines.base import FullEngine, Queue
 from laneway.errors import Refused, UsageError
-from laneway.message import Settlement
+from laneway.message import Draft, Lease, Settlement
 from laneway.policy import is_pattern
-from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from concurrent.futures import Executor
-    from typing import Self
-
-    from laneway.engines.base import FullEngine, Queue
-    from laneway.message import Draft, Lease
-    from laneway.subscriptions import Kind
-    from laneway.units import Duration
+from laneway.subscriptions import Kind
+from laneway.units import SECOND, Duration
 
 ELECTION = "consumer:"
 """The prefix of the names of elections in which consumers hold terms."""

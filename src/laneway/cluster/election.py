@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import logging
 import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from laneway import arguments
 from laneway.awaitable import async_variant
 from laneway.cluster.campaign import Campaign
-from laneway.cluster.career import check_career
+from laneway.cluster.career import Career, check_career
 from laneway.cluster.renewal import TermTimes
-from laneway.cluster.term_store import EngineTerms
+from laneway.cluster.term_store import ElectionState, EngineTerms, TermStore
 from laneway.errors import UsageError
 from laneway.runtime.noun import Noun
+from laneway.runtime.runtime import Runtime
+from laneway.units import Duration
 from laneway.working.embedded_worker import refuse_running_loop
 from laneway.working.event_loop import cancel_tasks, caught, run_to_end
 from laneway.working.user_imports import refuse_while_importing
-
-if TYPE_CHECKING:
-    import builtins
-    from collections.abc import Callable, Iterator
-
-    from laneway.cluster.career import Career
-    from laneway.cluster.term_store import ElectionState, TermStore
-    from laneway.runtime.runtime import Runtime
-    from laneway.units import Duration
-
 
 log = logging.getLogger("laneway.election")
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.cluster.term import clock
+from laneway.cluster.term import Term, clock
+from laneway.cluster.term_store import TermStore
 from laneway.errors import LanewayError
 from laneway.printable import without_passwords
-
-if TYPE_CHECKING:
-    from laneway.cluster.term import Term
-    from laneway.cluster.term_store import TermStore
 
 log = logging.getLogger("laneway.election")
 

@@ -11,28 +11,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from typing import Any, cast
 
 import msgspec
 
 from laneway import subscriptions
 from laneway.cluster.consumer import LEAST_TERM, MOST_TERM, Consumer
-from laneway.cluster.term import clock
+from laneway.cluster.term import Term, TermEvent, clock
+from laneway.engines.base import FullEngine
 from laneway.errors import EngineUnavailable, Refused, TermLost, UsageError
 from laneway.message import Batch, Settlement
 from laneway.policy import handling_patterns, is_pattern, matches
 from laneway.units import SECOND
-from laneway.working.options import Summary
+from laneway.working.handler import Handlers
+from laneway.working.options import Options, Summary
 from laneway.working.worker import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from concurrent.futures import Executor
-
-    from laneway.cluster.term import Term, TermEvent
-    from laneway.engines.base import FullEngine
-    from laneway.working.handler import Handlers
-    from laneway.working.options import Options
 
 log = logging.getLogger("laneway.worker")
 

@@ -13,17 +13,14 @@ import contextlib
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any
 
 from laneway import arguments
 from laneway.errors import StepAborted, TermLost, UsageError
+from laneway.units import Duration
 from laneway.working.time_limits import raise_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from types import TracebackType
-
-    from laneway.units import Duration
 
 log = logging.getLogger("laneway.election")
 

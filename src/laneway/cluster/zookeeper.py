@@ -22,7 +22,7 @@ import contextlib
 import threading
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -47,8 +47,7 @@ except ImportError as error:  # pragma: no cover
         'elections by ZooKeeper need kazoo; install it: pip install "laneway[zookeeper]"'
     ) from error
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 T = TypeVar("T")
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from laneway.errors import LanewayError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _ERRORS = ("Error", "Exception", "Warning")
 """The ends of names of errors."""

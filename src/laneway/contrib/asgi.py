@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from laneway import Laneway  # noqa: TC001  # Litestar reads the annotation of `provided`
+from laneway import Laneway  # Litestar reads the annotation of `provided`
 from laneway.contrib.hosted import CHANGE, EVERYTHING, READ, Caller, HostedGateway
 
 __all__ = ["CHANGE", "EVERYTHING", "READ", "Caller", "dashboard", "lifespan", "provide"]

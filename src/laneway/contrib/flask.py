@@ -16,19 +16,15 @@ Laneway in a Flask program: an application as an extension, tasks inside an appl
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 import click
-from flask import current_app
+from flask import Flask, current_app
 from flask.cli import AppGroup, ScriptInfo
 
 from laneway import Laneway, LanewayError, UsageError
 from laneway.working.log_format import LogStyle
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from flask import Flask
 
 WORKER = "laneway.contrib.flask_worker:laneway"
 

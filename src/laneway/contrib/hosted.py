@@ -8,20 +8,17 @@ origin.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from laneway import Laneway
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.gateway import Gateway
+from laneway.gateway.http import Request
 from laneway.gateway.login import sessions
 from laneway.gateway.login.access import SCOPES, Caller
 from laneway.gateway.problems import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from laneway import Laneway
-    from laneway.gateway.http import Request
-    from laneway.gateway.routing import Route
+from laneway.gateway.routing import Route
 
 READ = frozenset({"read"})
 CHANGE = READ | {"operate", "publish"}

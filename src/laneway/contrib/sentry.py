@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 import sentry_sdk
 from sentry_sdk.integrations.logging import ignore_logger
 
-from laneway import Reject
+from laneway import Laneway, Message, Reject
 from laneway.headers import TASK
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from laneway import Laneway, Message
 
 
 def report_errors(app: Laneway, *, each_attempt: bool = False) -> None:

@@ -12,16 +12,18 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 from rich.console import Console
 from rich.live import Live
 
+from laneway import Laneway
 from laneway.demo.logs import Growing, Handled
 from laneway.demo.merchants import (
     BEST_SELLER,
@@ -50,6 +52,7 @@ from laneway.demo.report import (
     shares_between,
 )
 from laneway.demo.view import Scene, picture
+from laneway.engines.base import Overview
 from laneway.errors import LanewayError
 from laneway.live import rate_between
 from laneway.message import Message
@@ -57,12 +60,6 @@ from laneway.presenting import json_text
 from laneway.printable import escaped
 from laneway.testing.postgres_server import PostgresServer
 from laneway.testing.servers import NoServer, Server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from laneway import Laneway
-    from laneway.engines.base import Overview
 
 QUIET_RATE = 500.0
 """Messages a second of all ordinary merchants together."""

@@ -5,7 +5,8 @@ promises.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from rich.console import Group
@@ -13,9 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from laneway.demo.report import Promise, percentile, target_shares
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDE = 100

@@ -8,7 +8,8 @@ import itertools
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, get_origin
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, get_origin
 from urllib.parse import quote
 
 import msgspec
@@ -16,34 +17,30 @@ import msgspec
 from laneway.admin import audit_log
 from laneway.gateway import cors, pages, problems
 from laneway.gateway.call import Call
-from laneway.gateway.extension import html, redirect
+from laneway.gateway.extension import Extension, html, redirect
 from laneway.gateway.http import (
     JSON_TYPES,
     MAX_HEAD,
     PROBLEM,
     Disconnected,
+    Receive,
     Request,
     Response,
+    Scope,
+    Send,
     Stream,
     security_headers,
 )
 from laneway.gateway.login import access, origins, sessions
+from laneway.gateway.login.access import Caller
+from laneway.gateway.login.local_login import LocalLogin
 from laneway.gateway.login.tokens import token_needed, unauthenticated
 from laneway.gateway.problems import Problem, ProblemBody
 from laneway.gateway.route_table import ROUTES
-from laneway.gateway.routing import Router
+from laneway.gateway.routing import Route, Router
 from laneway.gateway.services import Services
 from laneway.gateway.wire import encode
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from laneway.gateway.extension import Extension
-    from laneway.gateway.http import Receive, Scope, Send
-    from laneway.gateway.login.access import Caller
-    from laneway.gateway.login.local_login import LocalLogin
-    from laneway.gateway.routing import Route
-    from laneway.runtime.runtime import Application
+from laneway.runtime.runtime import Application
 
 log = logging.getLogger("laneway.gateway")
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
 from laneway.errors import BacklogFull, BadPolicy, EngineUnavailable, LanewayError
 from laneway.printable import without_passwords
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 KINDS: dict[str, tuple[int, str]] = {
     "bad-request": (400, "The request is not valid"),

@@ -9,7 +9,8 @@ import signal
 import socket
 import ssl
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,9 +19,6 @@ from laneway.errors import UsageError
 from laneway.gateway.connection import Served
 from laneway.gateway.login import access
 from laneway.gateway.proxies import Proxies
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 log = logging.getLogger("laneway.gateway")
 

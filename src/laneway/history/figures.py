@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 import msgspec
 
-from laneway.engines.base import WAIT_BOUNDS_US
+from laneway.engines.base import WAIT_BOUNDS_US, FullEngine, TopicStats, WaitCounts
 from laneway.errors import UsageError
 from laneway.history import sampling
-from laneway.history.records import RINGS, Row, added, decode, is_in, name_of
+from laneway.history.records import RINGS, Cell, Row, added, decode, is_in, name_of
 from laneway.policy import is_pattern, matches
 from laneway.subscriptions import is_copy
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from laneway.engines.base import FullEngine, TopicStats, WaitCounts
-    from laneway.history.records import Cell
 
 RECENT_SECONDS = 60.0
 """The period over which `inflow`, `outflow` and `growth` are measured."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import bisect
 import zlib
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
 from laneway.engines.base import WAIT_BOUNDS_US, Tally, WaitCounts
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -8,12 +8,12 @@ no process takes samples: the next row is longer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.base import WAIT_BOUNDS_US, WaitCounts
+from laneway.engines.base import WAIT_BOUNDS_US, FullEngine, Tallies, TopicStats, WaitCounts
 from laneway.history.records import (
     AGE_BUCKETS,
     FLOWS,
@@ -34,11 +34,6 @@ from laneway.history.records import (
     oldest,
 )
 from laneway.policy import is_pattern
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from laneway.engines.base import FullEngine, Tallies, TopicStats
 
 TOPICS = 500
 """

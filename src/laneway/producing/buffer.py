@@ -9,21 +9,16 @@ import itertools
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, ClassVar, Never
+from collections.abc import Callable
+from typing import ClassVar, Never
 
 from laneway import arguments, config
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable, LanewayError
+from laneway.message import Draft, Outcome, Receipt
 from laneway.producing import send_queue
-from laneway.producing.reports import logger
-from laneway.producing.send_queue import SendQueue
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.message import Draft, Outcome, Receipt
-    from laneway.producing.reports import UnsentReports
-    from laneway.producing.send_queue import OnProducerFull
-    from laneway.units import Duration
+from laneway.producing.reports import UnsentReports, logger
+from laneway.producing.send_queue import OnProducerFull, SendQueue
+from laneway.units import Duration
 
 BATCH = 1_000
 """How many messages are sent with one call of the engine."""

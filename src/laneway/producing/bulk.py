@@ -5,19 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from laneway import codec
 from laneway.errors import BadMessage
-from laneway.message import Draft, Message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from concurrent.futures import Future
-
-    from laneway.message import Receipt
+from laneway.message import Draft, Message, Receipt
 
 BATCH = 1_000
 """

@@ -17,12 +17,14 @@ import secrets
 import socket
 import sqlite3
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway import storable
+from laneway.engine_holder import EngineHolder
 from laneway.engines.postgres import address as postgres_address
 from laneway.engines.sqlite import address as sqlite_address
 from laneway.errors import EngineUnavailable, LanewayError, UsageError
@@ -30,13 +32,8 @@ from laneway.printable import redacted
 from laneway.producing import outbox
 from laneway.producing.connections import Connected
 from laneway.producing.forwarder import Forwarder, Superseded
+from laneway.producing.reports import UnsentReports
 from laneway.producing.spool_file import Row
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from laneway.engine_holder import EngineHolder
-    from laneway.producing.reports import UnsentReports
 
 LEAD_SECONDS = 10.0
 """How long a forwarder leads without a sign of life; then another process takes over."""

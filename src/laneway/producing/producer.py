@@ -6,27 +6,22 @@ import asyncio
 import functools
 import sys
 import threading
-from collections.abc import AsyncIterable, Iterable
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from typing import ClassVar
 
 from laneway import arguments, codec
 from laneway.awaitable import async_variant
+from laneway.engine_holder import EngineHolder
 from laneway.errors import BacklogFull, BadMessage, UsageError
-from laneway.message import Message
+from laneway.message import Draft, Message, Receipt
 from laneway.producing.bulk import BATCH, put_all, wait_for_room
 from laneway.producing.middleware import Middlewares
 from laneway.producing.publish_options import batches_of
 from laneway.producing.publisher import Publisher
 from laneway.producing.refused import Refusals
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from concurrent.futures import Executor
-
-    from laneway.engine_holder import EngineHolder
-    from laneway.message import Draft, Receipt
-    from laneway.producing.spool_file import SpoolStatus
-    from laneway.units import Duration
+from laneway.producing.spool_file import SpoolStatus
+from laneway.units import Duration
 
 
 class Producer:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import AsyncIterable, AsyncIterator
+from datetime import datetime
+from typing import Any, TypedDict
 
 from laneway import config
 from laneway.message import Message
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator
-    from datetime import datetime
-
-    from laneway.units import Duration
+from laneway.units import Duration
 
 
 class PublishOptions(TypedDict, total=False):

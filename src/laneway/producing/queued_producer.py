@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Executor
 
 from laneway import arguments
-from laneway.errors import ProducerFull
+from laneway.engine_holder import EngineHolder
+from laneway.errors import BacklogFull, ProducerFull
+from laneway.message import Draft, Receipt
 from laneway.producing.buffer import MessageBuffer
 from laneway.producing.producer import Producer
 from laneway.producing.publisher import Publisher
+from laneway.producing.send_queue import SendQueue
 from laneway.producing.spool import MessageSpool
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Executor
-
-    from laneway.engine_holder import EngineHolder
-    from laneway.errors import BacklogFull
-    from laneway.message import Draft, Receipt
-    from laneway.producing.send_queue import SendQueue
-    from laneway.producing.spool_file import SpoolStatus
-    from laneway.units import Duration
+from laneway.producing.spool_file import SpoolStatus
+from laneway.units import Duration
 
 
 class QueuedProducer(Producer):

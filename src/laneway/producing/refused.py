@@ -10,21 +10,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from laneway import storable
+from laneway.engine_holder import EngineHolder
+from laneway.engines.base import FullEngine
 from laneway.errors import LanewayError
+from laneway.message import Draft, Receipt
 from laneway.units import SECOND, rate_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.engine_holder import EngineHolder
-    from laneway.engines.base import FullEngine
-    from laneway.message import Draft, Receipt
-
 
 KIND: Final = "gateway"
 NAME = "refused publishes"

@@ -12,16 +12,13 @@ import secrets
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from laneway import arguments, units
 from laneway.engines.shared.refusals import delay_outlasts_ttl
 from laneway.errors import BadMessage, ProducerFull, UsageError
-from laneway.message import Receipt
-
-if TYPE_CHECKING:
-    from laneway.message import Draft, Outcome
-    from laneway.producing.reports import UnsentReports
+from laneway.message import Draft, Outcome, Receipt
+from laneway.producing.reports import UnsentReports
 
 
 class SendQueue(ABC):

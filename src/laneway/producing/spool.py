@@ -8,25 +8,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, ClassVar, Never
+from typing import ClassVar, Never
 
 from laneway import arguments, config
+from laneway.engine_holder import EngineHolder
 from laneway.errors import UsageError
+from laneway.message import Draft, Outcome
 from laneway.printable import redacted
 from laneway.producing import send_queue
 from laneway.producing.forwarder import Forwarder
-from laneway.producing.reports import logger
-from laneway.producing.send_queue import SendQueue
-from laneway.producing.spool_file import SpoolFile, Usage, forwarding_process
-
-if TYPE_CHECKING:
-    from laneway.engine_holder import EngineHolder
-    from laneway.message import Draft, Outcome
-    from laneway.producing.reports import UnsentReports
-    from laneway.producing.send_queue import OnProducerFull
-    from laneway.producing.spool_file import SpoolStatus
-    from laneway.units import Duration
-
+from laneway.producing.reports import UnsentReports, logger
+from laneway.producing.send_queue import OnProducerFull, SendQueue
+from laneway.producing.spool_file import SpoolFile, SpoolStatus, Usage, forwarding_process
+from laneway.units import Duration
 
 LOG_BYTES = 32_000_000
 """

@@ -18,9 +18,10 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,9 +29,6 @@ from laneway.engines.shared import forking
 from laneway.engines.shared.replaced_files import Files, create_file, is_of_another
 from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch, UsageError
 from laneway.message import Draft
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 VERSION = 1
 """Version of the tables."""

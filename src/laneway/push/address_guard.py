@@ -13,13 +13,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from laneway.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -5,12 +5,10 @@ from __future__ import annotations
 import email.utils
 import math
 import re
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Collection, Mapping
+from typing import Literal
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 ErrorClass = Literal[
     "dns", "refused", "tls", "timeout", "reset", "blocked", "too_large", "misconfigured"

@@ -13,22 +13,18 @@ import os
 import re
 import socket
 import threading
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
 from laneway import units
 from laneway.arguments import choice, whole
-from laneway.engines.base import DeliveryLog, LogEntry
+from laneway.engines.base import DeliveryLog, FullEngine, LogEntry
 from laneway.errors import LanewayError, UsageError
 from laneway.policy import check_pattern, is_pattern, matches
 from laneway.push import signature
 from laneway.push.counts import COUNTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from laneway.engines.base import FullEngine
 
 log = logging.getLogger("laneway.push")
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
+from laneway.engines.base import Records
 from laneway.errors import LanewayError
 from laneway.push import table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from laneway.engines.base import Records
-    from laneway.push.table import Condition, Record
+from laneway.push.table import Condition, Record
 
 log = logging.getLogger("laneway.push")
 

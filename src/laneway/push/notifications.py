@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from laneway import units
+from laneway.engines.base import Queue
 from laneway.message import Draft
-
-if TYPE_CHECKING:
-    from laneway.engines.base import Queue
 
 TOPIC = "laneway.endpoints"
 HOUR_US = 3_600 * units.SECOND

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from laneway.errors import DestinationUnavailable, LanewayError
-
-if TYPE_CHECKING:
-    from laneway.message import Action
+from laneway.message import Action
 
 
 class AttemptFailed(LanewayError):

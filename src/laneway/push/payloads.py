@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -12,11 +13,7 @@ import msgspec
 from laneway import codec, units
 from laneway.codec import CONTENT_TYPE
 from laneway.errors import Reject, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from laneway.message import Lease
+from laneway.message import Lease
 
 Content = Literal["body", "standard", "cloudevents", "cloudevents-binary"]
 """

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from laneway.admin import topic_reasons, workers
 from laneway.admin.topic_reasons import TopicExplanation, TopicReason
+from laneway.engines.base import Explanation, FullEngine
 from laneway.policy import handling_patterns
 from laneway.push import delivery_log, table
+from laneway.push.delivery_log import AttemptInfo
 from laneway.push.secret_store import KEY_VARIABLE
+from laneway.push.table import Record
 from laneway.units import SECOND, counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from laneway.engines.base import Explanation, FullEngine
-    from laneway.push.delivery_log import AttemptInfo
-    from laneway.push.table import Record
 
 WAITS = frozenset(("back_off", "probe", "retry"))
 """What a topic waits for if its endpoint fails."""

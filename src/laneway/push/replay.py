@@ -8,23 +8,18 @@ one, so that its receiver can recognize it. A dead letter is redriven instead: i
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from laneway import units
 from laneway.arguments import whole
+from laneway.engines.base import FullEngine
 from laneway.errors import BadPolicy, Refused, UsageError
 from laneway.message import Draft
 from laneway.push import delivery_log
-from laneway.push.delivery_log import LATE_US, MOST_SEARCHED, PAGE
+from laneway.push.delivery_log import LATE_US, MOST_SEARCHED, PAGE, Entry
 from laneway.push.signature import REPLAY_HEADER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from laneway.engines.base import FullEngine
-    from laneway.push.delivery_log import Entry
 
 MOST = 1_000
 SAMPLES = 10

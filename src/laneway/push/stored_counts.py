@@ -7,14 +7,12 @@ is killed loses the last of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
+from laneway.engines.base import Records
 from laneway.push.counts import Counts
-
-if TYPE_CHECKING:
-    from laneway.engines.base import Records
 
 KIND: Final = "gateway"
 COUNTS_NAME = "push counts"

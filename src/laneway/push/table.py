@@ -11,24 +11,20 @@ import difflib
 import re
 import shlex
 import time
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from laneway import units
+from laneway.engines.base import FullEngine, Records
 from laneway.errors import BadPolicy, Refused, UsageError
 from laneway.policy import DISABLED, check_topic
 from laneway.push import payloads, secret_store, signature
-from laneway.push.address_guard import check_url, split_url
+from laneway.push.address_guard import Guard, check_url, split_url
 from laneway.push.notifications import notify
+from laneway.push.secret_store import SecretStore
 from laneway.subscriptions import SEPARATOR
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    from laneway.engines.base import FullEngine, Records
-    from laneway.push.address_guard import Guard
-    from laneway.push.secret_store import SecretStore
 
 KIND: Literal["endpoint"] = "endpoint"
 STATE_KIND: Literal["endpoint_state"] = "endpoint_state"

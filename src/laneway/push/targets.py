@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
 from laneway import units
 from laneway.errors import LanewayError, UsageError
+from laneway.message import Lease
 from laneway.push import breaker, payloads, signature
-from laneway.push.address_guard import check_url
+from laneway.push.address_guard import Guard, check_url
+from laneway.push.secret_store import SecretStore
+from laneway.push.table import Record
 from laneway.push.transport import Destination, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from laneway.message import Lease
-    from laneway.push.address_guard import Guard
-    from laneway.push.secret_store import SecretStore
-    from laneway.push.table import Record
 
 MAX_CONTENT_TYPE = 200
 PROXY_PORTS = {"http": 80, "https": 443}

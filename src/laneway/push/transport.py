@@ -12,6 +12,7 @@ used again.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -19,20 +20,15 @@ import select
 import selectors
 import socket
 import threading
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pycurl
 
-from laneway.push.address_guard import NOT_PUBLIC
+from laneway.push.address_guard import NOT_PUBLIC, Guard
 from laneway.push.answers import Answer, ErrorClass
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
-    from laneway.push.address_guard import Guard
 
 MAX_KEPT = 4_096
 """Bytes of an answer's body that are kept."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from concurrent.futures import Executor
 
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from laneway.runtime.runtime import Runtime
+from laneway.runtime.runtime import Runtime
 
 
 class Noun:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+import builtins
+from typing import Any, Unpack
 
 from laneway import arguments
 from laneway.awaitable import async_variant
+from laneway.message import Message
 from laneway.runtime.noun import Noun
+from laneway.runtime.runtime import Runtime
 from laneway.schedules import store
-
-if TYPE_CHECKING:
-    import builtins
-
-    from laneway.message import Message
-    from laneway.runtime.runtime import Runtime
-    from laneway.schedules.store import Planned, Schedule
-    from laneway.tasks.task import Task
+from laneway.schedules.store import Planned, Schedule
+from laneway.tasks.task import Task
 
 
 class Schedules(Noun):

@@ -14,27 +14,25 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
 from laneway import arguments, codec, config, units
 from laneway import headers as control
-from laneway.engines.base import IdState  # msgspec reads it
+from laneway.engines.base import (
+    FullEngine,
+    HeldState,
+    IdState,  # msgspec reads it
+)
 from laneway.errors import BadMessage, Reject, UsageError
-from laneway.message import Draft, Message
+from laneway.message import Draft, Lease, Message, Receipt, Settlement
 from laneway.schedules import times
 from laneway.tasks.task import Task
-from laneway.working.handler import Handler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from laneway.engines.base import FullEngine, HeldState
-    from laneway.message import Lease, Receipt, Settlement
-    from laneway.units import Duration
-    from laneway.working.handler import Handlers
+from laneway.units import Duration
+from laneway.working.handler import Handler, Handlers
 
 log = logging.getLogger("laneway.schedule")
 

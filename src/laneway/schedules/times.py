@@ -10,16 +10,14 @@ import difflib
 import math
 import re
 from datetime import MAXYEAR, UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
 import msgspec
 
 from laneway import arguments
 from laneway.errors import UsageError
-
-if TYPE_CHECKING:
-    from laneway.units import Duration
+from laneway.units import Duration
 
 FIELDS = ("second", "minute", "hour", "day of month", "month", "day of week")
 RANGES = (

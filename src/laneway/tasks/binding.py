@@ -5,7 +5,8 @@ The arguments of a call: checked by the function's signature, and converted to i
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -13,10 +14,6 @@ from laneway.errors import BadMessage, Reject
 from laneway.tasks.converting import convert, is_known
 from laneway.tasks.request import Request
 from laneway.working.annotations import alternatives, annotations_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _EMPTY = inspect.Parameter.empty
 _UNTYPED = (Any, _EMPTY, object)

@@ -13,8 +13,10 @@ import asyncio
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, overload
+from typing import Any, Generic, Protocol, Self, TypeVar, cast, overload
 
 import msgspec
 
@@ -23,22 +25,17 @@ from laneway.awaitable import async_variant
 from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import EngineUnavailable, UsageError
 from laneway.headers import MAX_SIGNALS
+from laneway.message import Message
+from laneway.runtime.runtime import Runtime
 from laneway.tasks import flow, flow_storage
+from laneway.tasks.binding import Binding
 from laneway.tasks.flow import Flow, Follower, Target
+from laneway.tasks.invocation import Invocation
 from laneway.tasks.job import Job
 from laneway.tasks.options import CALL_OPTIONS
 from laneway.tasks.request import PARENT_HEADER, ROOT_HEADER, lineage
 from laneway.tasks.template import RESULT_BEFORE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Executor
-
-    from laneway.message import Message
-    from laneway.runtime.runtime import Runtime
-    from laneway.tasks.binding import Binding
-    from laneway.tasks.invocation import Invocation
-    from laneway.units import Duration
+from laneway.units import Duration
 
 R = TypeVar("R")
 H = TypeVar("H")

@@ -6,18 +6,15 @@ task.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
+from typing import Any
 
 import msgspec
 
 from laneway.errors import BadMessage
+from laneway.message import Message, Receipt
 from laneway.tasks.request import current_request
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextvars import ContextVar
-
-    from laneway.message import Message, Receipt
 
 PREFIX = "context-"
 """The prefix of their headers."""

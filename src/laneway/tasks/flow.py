@@ -11,25 +11,20 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
 from laneway import codec
 from laneway.engines.base import ENDED, FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import DependencyFailed
-from laneway.message import Draft
+from laneway.message import Draft, Lease, Settlement
 from laneway.policy import check_publish_topic
 from laneway.tasks import outcomes
+from laneway.tasks.outcomes import Outcome
 from laneway.working.error_details import Details
 from laneway.working.handler import Handler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from laneway.message import Lease, Settlement
-    from laneway.tasks.outcomes import Outcome
-
 
 OPEN = "laneway.open"
 """The task of messages that open a flow, or end it."""

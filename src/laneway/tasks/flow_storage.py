@@ -24,25 +24,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from laneway import codec
 from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER, TASK_HEADER
 from laneway.errors import EngineUnavailable, UsageError
-from laneway.message import Draft
+from laneway.message import Draft, Message, Receipt
 from laneway.producing.bulk import BATCH
+from laneway.runtime.runtime import Runtime
 from laneway.tasks import outcomes
 from laneway.tasks.flow import OPEN, Flow, Opener, Opening, Target, encode, opening_signal, signal
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from laneway.message import Message, Receipt
-    from laneway.runtime.runtime import Runtime
 
 T = TypeVar("T")
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway.message import Message
-
-if TYPE_CHECKING:
-    from laneway.producing.publish_options import PublishOptions
+from laneway.producing.publish_options import PublishOptions
 
 
 class Invocation(msgspec.Struct, frozen=True):

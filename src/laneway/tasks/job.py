@@ -11,34 +11,26 @@ import logging
 import queue
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import Executor
+from types import TracebackType
+from typing import Any, Generic, Protocol, TextIO, TypeVar, cast
 
 import msgspec
 
 from laneway import arguments
 from laneway.awaitable import async_variant
-from laneway.engines.base import UNTIL_SIGNALLED_US
+from laneway.engines.base import UNTIL_SIGNALLED_US, MessageView
 from laneway.errors import UsageError
-from laneway.message import ProgressReport, StoredResult
+from laneway.message import ProgressReport, Receipt, StoredResult
 from laneway.policy import check_topic
 from laneway.printable import escaped
+from laneway.runtime.runtime import Runtime
 from laneway.tasks import outcomes
 from laneway.tasks.outcomes import ENDS, Outcome, Progress
-from laneway.tasks.request import current_request
-from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterator
-    from concurrent.futures import Executor
-    from types import TracebackType
-    from typing import TextIO
-
-    from laneway.engines.base import MessageView
-    from laneway.message import Receipt
-    from laneway.runtime.runtime import Runtime
-    from laneway.tasks.request import Request
-    from laneway.units import Duration
-    from laneway.working.handler import Handlers
+from laneway.tasks.request import Request, current_request
+from laneway.units import SECOND, Duration
+from laneway.working.handler import Handlers
 
 log = logging.getLogger("laneway.job")
 

@@ -11,8 +11,9 @@ import math
 import pickle
 import sys
 import time
+from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import msgspec
 
@@ -20,13 +21,9 @@ from laneway import codec, storable
 from laneway.errors import BadMessage, JobCancelled, JobDead, JobExpired, JobFailed, Reject
 from laneway.tasks import tagged_values
 from laneway.tasks.converting import convert
+from laneway.tasks.serializers import Serializer
 from laneway.units import SECOND
 from laneway.working.error_details import Details, RemoteTraceback
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from laneway.tasks.serializers import Serializer
 
 MAX_RESULT = 1 << 20
 """The maximum bytes of a stored result. Store a larger one elsewhere and return its name."""

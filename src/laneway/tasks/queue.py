@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from datetime import datetime
+from typing import Any, TypedDict, Unpack, cast
 
 import msgspec
 
@@ -14,26 +17,19 @@ from laneway import headers as control
 from laneway.awaitable import async_variant
 from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import BadMessage, HandlerSignal, LanewayError, Retry, UsageError
+from laneway.message import Message, Receipt
 from laneway.policy import check_publish_topic
+from laneway.producing.publish_options import PublishOptions
+from laneway.runtime.runtime import Runtime
 from laneway.tasks import flow, outcomes, tagged_values
 from laneway.tasks.flow import Flow, Target
 from laneway.tasks.job import Job
 from laneway.tasks.options import TaskOptions
-from laneway.tasks.request import current_request
+from laneway.tasks.request import Request, current_request
 from laneway.tasks.task import Task
+from laneway.units import Duration
+from laneway.working.handler import Handler, Isolation
 from laneway.working.user_imports import importing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from concurrent.futures import Executor
-    from datetime import datetime
-
-    from laneway.message import Message, Receipt
-    from laneway.producing.publish_options import PublishOptions
-    from laneway.runtime.runtime import Runtime
-    from laneway.tasks.request import Request
-    from laneway.units import Duration
-    from laneway.working.handler import Handler, Isolation
 
 log = logging.getLogger("laneway.task")
 

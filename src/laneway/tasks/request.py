@@ -4,21 +4,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from laneway import headers as control
 from laneway import units
 from laneway.engines.base import FLOW_HEADER, RESULT_TTL_HEADER
+from laneway.message import Lease
 from laneway.printable import without_passwords
-from laneway.tasks.flow import Signal  # noqa: TC001  # msgspec reads it
+from laneway.tasks.flow import Signal  # msgspec reads it
 from laneway.working.handler import current
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.message import Lease
 
 PARENT_HEADER, ROOT_HEADER = "laneway-parent", "laneway-root"
 """The ids of the task that made the call, and of the first task of all."""

@@ -7,7 +7,8 @@ import functools
 import inspect
 import logging
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -21,19 +22,15 @@ from laneway.errors import (
     Reject,
     Retry,
 )
+from laneway.message import Draft, Lease, Settlement
+from laneway.runtime.runtime import Runtime
 from laneway.tasks import flow, outcomes, serializers, tagged_values
 from laneway.tasks.binding import Binding
+from laneway.tasks.options import TaskOptions
 from laneway.tasks.request import Request, request_of
 from laneway.working.error_details import WorkerLost, describe, error_text, text_of
 from laneway.working.handler import CURRENT, Handler
 from laneway.working.outcome import Portable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from laneway.message import Draft, Lease, Settlement
-    from laneway.runtime.runtime import Runtime
-    from laneway.tasks.options import TaskOptions
 
 log = logging.getLogger("laneway.task")
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import base64
 import pickle
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from laneway import arguments, codec
 from laneway.errors import BadMessage, Reject
-
-if TYPE_CHECKING:
-    from laneway.message import Lease
+from laneway.message import Lease
 
 Serializer = Literal["json", "msgpack", "pickle"]
 SERIALIZERS = ("json", "msgpack", "pickle")

@@ -8,15 +8,13 @@ annotations.
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from laneway.errors import BadMessage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TYPE, VALUE = "__type__", "__value__"
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import string
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway.errors import BadMessage, UsageError
-
-if TYPE_CHECKING:
-    import inspect
 
 
 class _ResultBefore:

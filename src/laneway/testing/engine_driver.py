@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from laneway.engines.base import Settings
-from laneway.message import Action, Draft, Settlement, SettlementAnswer
+from laneway.engines.base import FullEngine, Settings
+from laneway.message import Action, Batch, Draft, Lease, Receipt, Settlement, SettlementAnswer
 from laneway.policy import Tier
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.engines.base import FullEngine
-    from laneway.message import Batch, Lease, Receipt
 
 START = 2_200_000_000 * SECOND
 """Later than every real clock: calls that are not given the time do not move the engine's."""

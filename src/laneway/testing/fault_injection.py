@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.engines.base import FullEngine
+from laneway.engines.base import FullEngine
 
 HOT_CALLS = frozenset({"put", "lease", "start", "settle", "extend", "tick"})
 """The operations that producers and workers wait for."""

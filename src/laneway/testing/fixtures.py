@@ -11,15 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
-from laneway.testing.virtual import eager, virtual
-
-if TYPE_CHECKING:
-    from laneway.app import Laneway
-    from laneway.testing.virtual import World
+from laneway.app import Laneway
+from laneway.testing.virtual import World, eager, virtual
 
 
 @pytest.fixture

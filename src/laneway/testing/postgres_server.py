@@ -15,14 +15,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 from laneway.testing.servers import NoServer, die_with_parent, free_port, processor_time, until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
 
 NOBODY = 65_534
 SECONDS = 60.0

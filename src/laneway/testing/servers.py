@@ -18,12 +18,10 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import TracebackType
+from types import TracebackType
+from typing import Any
 
 START_SECONDS = 60.0
 """How long a server may take to be ready."""

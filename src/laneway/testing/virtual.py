@@ -11,39 +11,35 @@ import contextlib
 import inspect
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
 from laneway import units
+from laneway.admin.views import Stats
+from laneway.app import Laneway
 from laneway.engines import open_engine
-from laneway.engines.base import RESULT_TTL_HEADER
+from laneway.engines.base import RESULT_TTL_HEADER, FullEngine, Settings, WorkListener
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.waiting_listener import WaitingListener
 from laneway.errors import UsageError
+from laneway.message import (
+    Draft,
+    Message,
+    ProgressReport,
+    Receipt,
+    Settlement,
+    SettlementAnswer,
+)
 from laneway.schedules import store as schedule_store
+from laneway.units import Duration
 from laneway.working.options import Options, Summary
 from laneway.working.worker import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from laneway.admin.views import Stats
-    from laneway.app import Laneway
-    from laneway.engines.base import FullEngine, Settings, WorkListener
-    from laneway.message import (
-        Draft,
-        Message,
-        ProgressReport,
-        Receipt,
-        Settlement,
-        SettlementAnswer,
-    )
-    from laneway.units import Duration
-    from laneway.working.worker_delivery import WorkerDelivery
+from laneway.working.worker_delivery import WorkerDelivery
 
 MAX_ROUNDS = 100_000
 """How often one `run_all` moves the clock at most; a task that calls itself would never end."""

@@ -6,10 +6,8 @@ import inspect
 import logging
 import types
 import typing
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any
 
 log = logging.getLogger("laneway.worker")
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
 
+from laneway.engines.base import ArrivalListener, FullEngine
 from laneway.errors import EngineUnavailable
-
-if TYPE_CHECKING:
-    from laneway.engines.base import ArrivalListener, FullEngine
-    from laneway.working.work_signal import WorkSignal
+from laneway.working.work_signal import WorkSignal
 
 log = logging.getLogger("laneway.worker")
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from laneway.errors import LanewayError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.working.options import Options
+from laneway.working.options import Options
 
 log = logging.getLogger("laneway.worker")
 

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from laneway.working.handler import Handler
-    from laneway.working.worker_delivery import WorkerDelivery
+from laneway.working.handler import Handler
+from laneway.working.worker_delivery import WorkerDelivery
 
 RESERVED_DIVISOR = 10
 """

@@ -21,15 +21,13 @@ import threading
 import time
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
 
 from laneway.engines.shared import forking
 from laneway.errors import LanewayError
 from laneway.working.user_imports import importing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
 
 PARENT_LOOK_SECONDS = 0.5
 """How long between two checks for the parent; an orphan ends that late at most."""

@@ -12,18 +12,15 @@ import asyncio
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any, Literal
 
 import msgspec
 
 from laneway import storable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import FrameType
-
-    from laneway.engines.base import FullEngine, Records
-    from laneway.working.worker_delivery import WorkerDelivery
+from laneway.engines.base import FullEngine, Records
+from laneway.working.worker_delivery import WorkerDelivery
 
 WorkerCommand = Literal["drain", "stack_dump"]
 """

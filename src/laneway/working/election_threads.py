@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from laneway.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.working.options import Options
+from laneway.working.options import Options
 
 
 class Candidacy(Protocol):

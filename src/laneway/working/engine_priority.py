@@ -11,11 +11,8 @@ may need: an engine that itself waits (for another process, for the disk) delays
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 CALL_SECONDS = 0.001
 """How long others wait for any engine call; a longer call gets no further priority."""

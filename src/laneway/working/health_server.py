@@ -18,15 +18,13 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from laneway.errors import LanewayError, UsageError
 from laneway.printable import without_passwords
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 log = logging.getLogger("laneway.worker")
 

@@ -6,17 +6,14 @@ import logging
 import random
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from laneway import storable
+from laneway.engines.base import FullEngine
 from laneway.errors import EngineUnavailable
 from laneway.history import sampling
+from laneway.history.alarms import Alarms
 from laneway.history.records import SAMPLE_US
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine
-    from laneway.history.alarms import Alarms
 
 log = logging.getLogger("laneway.worker")
 

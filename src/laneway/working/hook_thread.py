@@ -10,20 +10,16 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from laneway import codec, storable
+from laneway.engines.base import FullEngine
 from laneway.errors import DestinationUnavailable, Reject, Retry
-from laneway.message import Message, SettlementAnswer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from laneway.engines.base import FullEngine
-    from laneway.message import Draft, Lease, Settlement
-    from laneway.working.middleware import HandlingMiddlewares
+from laneway.message import Draft, Lease, Message, Settlement, SettlementAnswer
+from laneway.working.middleware import HandlingMiddlewares
 
 log = logging.getLogger("laneway.worker")
 

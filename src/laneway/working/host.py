@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Executor
-
-    from laneway.engines.base import FullEngine
-    from laneway.working.election_threads import Candidacy
-    from laneway.working.handler import Handlers
-    from laneway.working.worker_registry import WorkerRegistry
+from laneway.engines.base import FullEngine
+from laneway.working.election_threads import Candidacy
+from laneway.working.handler import Handlers
+from laneway.working.worker_registry import WorkerRegistry
 
 
 class Schedules(Protocol):

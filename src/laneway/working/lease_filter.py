@@ -17,14 +17,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
+from laneway.message import Batch, Lease
 from laneway.policy import handling_patterns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from laneway.message import Batch, Lease
 
 log = logging.getLogger("laneway.worker")
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from laneway import units
 from laneway.units import FOREVER
 from laneway.working import overdue
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from laneway.working.worker_delivery import WorkerDelivery
+from laneway.working.worker_delivery import WorkerDelivery
 
 PARTS = 3
 """A lease is extended when 1/PARTS of it is over; two more attempts fit before it ends."""

@@ -11,16 +11,13 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from laneway.errors import UsageError
 from laneway.working.annotations import alternatives, annotations_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 States = dict[Any, Any]
 """By type: what a lifespan has yielded."""

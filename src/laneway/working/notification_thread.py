@@ -10,14 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from laneway.engines.base import ABORT, PING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.engines.base import FullEngine
+from laneway.engines.base import ABORT, PING, FullEngine
 
 log = logging.getLogger("laneway.worker")
 

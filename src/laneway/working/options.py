@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
 
 import msgspec
 
 from laneway import arguments, config, units
 from laneway.engines.base import HEARTBEAT_TIMEOUT
 from laneway.printable import without_passwords
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 MAX_CONCURRENCY = 100_000
 """How many handlers one worker may run concurrently; more is refused as a mistake."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway import storable, units
 from laneway.errors import DestinationUnavailable, Reject, Retry
-from laneway.message import Settlement
+from laneway.message import Overload, Settlement
+from laneway.units import Duration
 from laneway.working.error_details import (
     RemoteFailure,
     attribute,
@@ -19,11 +20,7 @@ from laneway.working.error_details import (
     text_of,
 )
 from laneway.working.time_limits import SoftTimeLimit, TimeLimit
-
-if TYPE_CHECKING:
-    from laneway.message import Overload
-    from laneway.units import Duration
-    from laneway.working.worker_delivery import WorkerDelivery
+from laneway.working.worker_delivery import WorkerDelivery
 
 log = logging.getLogger("laneway.worker")
 

@@ -7,17 +7,19 @@ has answered whether the message will be retried or is a dead letter.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway import storable, units
-from laneway.engines.base import TASK_HEADER
+from laneway.engines.base import TASK_HEADER, FullEngine
 from laneway.errors import DependencyFailed, DestinationUnavailable, Reject, Retry
+from laneway.message import Lease, Settlement
 from laneway.printable import escaped, without_passwords
 from laneway.working import tracebacks
 from laneway.working.error_details import (
@@ -30,12 +32,6 @@ from laneway.working.error_details import (
     error_text,
 )
 from laneway.working.log_format import FIELDS
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from laneway.engines.base import FullEngine
-    from laneway.message import Lease, Settlement
 
 log = logging.getLogger("laneway.worker")
 

@@ -9,15 +9,13 @@ it sees a handler that blocks the event loop, whose lease it then no longer exte
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from laneway.engines.base import FullEngine
-    from laneway.policy import Resolved
-    from laneway.working.worker_delivery import WorkerDelivery
+from laneway.engines.base import FullEngine
+from laneway.policy import Resolved
+from laneway.working.worker_delivery import WorkerDelivery
 
 LOOK_SECONDS = 1.0
 """How often running handlers are looked at, and how long they have run by then at least."""

@@ -19,19 +19,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping
 
+from laneway.message import Batch
 from laneway.policy import matches
-from laneway.tiers import MAX_RESERVE
+from laneway.tiers import MAX_RESERVE, Tier
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from laneway.message import Batch
-    from laneway.tiers import Tier
-    from laneway.working.handler import Handler
-    from laneway.working.worker_delivery import WorkerDelivery
+from laneway.working.handler import Handler
+from laneway.working.worker_delivery import WorkerDelivery
 
 DIVISOR = 25
 """How many slots there are for one that is reserved for other patterns."""

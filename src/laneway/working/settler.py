@@ -16,21 +16,15 @@ import random
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from laneway import codec, storable, units
-from laneway.engines.base import MAX_HANDLERS, OTHER_HANDLERS, WAIT_BOUNDS_US
+from laneway.engines.base import MAX_HANDLERS, OTHER_HANDLERS, WAIT_BOUNDS_US, FullEngine
 from laneway.errors import BacklogFull, EngineCorrupt, EngineUnavailable
-from laneway.message import Settlement
+from laneway.message import Draft, Settlement, SettlementAnswer
 from laneway.working.options import Summary
 from laneway.working.outcome import CANNOT_SETTLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from laneway.engines.base import FullEngine
-    from laneway.message import Draft, SettlementAnswer
-    from laneway.working.worker_delivery import WorkerDelivery
+from laneway.working.worker_delivery import WorkerDelivery
 
 log = logging.getLogger("laneway.worker")
 

@@ -6,11 +6,8 @@ import contextlib
 import os
 import sys
 import zlib
+from collections.abc import Iterable
 from importlib.machinery import all_suffixes
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _MODULE_SUFFIXES = tuple(all_suffixes())
 

@@ -32,11 +32,11 @@ import tempfile
 import threading
 import time
 from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from laneway.engines import opened_with
-from laneway.engines.base import Settings
+from laneway.engines.base import FullEngine, Settings
 from laneway.engines.shared import forking
 from laneway.units import SECOND
 from laneway.working.lease_standby import (
@@ -48,12 +48,7 @@ from laneway.working.lease_standby import (
     RENEWED_NS,
     SHORTEST_US,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from laneway.engines.base import FullEngine
-    from laneway.working.worker_delivery import WorkerDelivery
+from laneway.working.worker_delivery import WorkerDelivery
 
 log = logging.getLogger("laneway.worker")
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Generator
+from typing import Any
 
 from laneway.errors import LanewayError
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator
 
 
 class SoftTimeLimit(LanewayError):

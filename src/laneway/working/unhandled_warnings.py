@@ -6,14 +6,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+from laneway.message import Lease
 from laneway.working.handler import kind_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from laneway.message import Lease
 
 log = logging.getLogger("laneway.worker")
 

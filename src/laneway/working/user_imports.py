@@ -11,12 +11,9 @@ import multiprocessing
 import os
 import threading
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from laneway.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _NOT_THE_USERS = (
     "<frozen",

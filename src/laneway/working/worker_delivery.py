@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from laneway import codec, storable
 from laneway import headers as control
 from laneway.errors import Reject
-from laneway.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from laneway.message import Lease, Message
-    from laneway.working.handler import Handler
-
+from laneway.message import Lease, Message
+from laneway.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER, Handler
 
 LIMIT_HEADERS = frozenset({TIME_LIMIT_HEADER, SOFT_TIME_LIMIT_HEADER})
 

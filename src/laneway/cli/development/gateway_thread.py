@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway import Laneway
 from laneway.errors import UsageError
 from laneway.gateway import server
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.dashboard.local_login_pages import LocalLoginPages
+from laneway.gateway.extension import Extension
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.login.local_login import LocalLogin
 from laneway.gateway.login.sessions import KEY
 from laneway.gateway.login.shared_key import shared_key
-
-if TYPE_CHECKING:
-    import socket
-
-    from laneway.gateway.extension import Extension
 
 HOST = "127.0.0.1"
 PORTS = 100

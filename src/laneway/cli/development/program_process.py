@@ -15,28 +15,24 @@ import sys
 import tempfile
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from multiprocessing.connection import Connection
+from typing import Any, Literal
 from urllib.parse import quote
 
 import msgspec
 
+from laneway import Laneway
 from laneway.cli.loading import load_app
 from laneway.errors import EngineUnavailable, LanewayError
 from laneway.printable import escaped, without_passwords
 from laneway.subscriptions import SEPARATOR
 from laneway.working import banner, child_processes
 from laneway.working.election_threads import ElectionThreads
-from laneway.working.log_format import FIELDS
+from laneway.working.log_format import FIELDS, LogStyle
+from laneway.working.options import Options
 from laneway.working.source_files import as_at_start, source_states
 from laneway.working.user_imports import own_files, own_lines
 from laneway.working.worker import Worker, check_handlers
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-    from laneway import Laneway
-    from laneway.working.log_format import LogStyle
-    from laneway.working.options import Options
 
 log = logging.getLogger("laneway.worker")
 

@@ -11,17 +11,15 @@ import errno
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from laneway.cli.development import sink_page
 from laneway.cli.development.sink_page import Entry, Switches
 from laneway.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HOST = "127.0.0.1"
 PORTS = 100

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from html import escape
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from laneway.printable import escaped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Switches(msgspec.Struct, frozen=True):

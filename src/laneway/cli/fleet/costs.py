@@ -9,16 +9,13 @@ to how many times as many as 1,000 there are, as a logarithm.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from laneway.engines.shared.fairness import CHUNK
 from laneway.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 OPERATIONS = ("put", "lease", "settle", "forget")
 """`forget`: an idle topic ends."""

@@ -18,22 +18,18 @@ import sqlite3
 import struct
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from laneway.cli.fleet.costs import OPERATIONS, SIDES, EngineCosts, Rule, Work, fitted
 from laneway.engines import open_engine
-from laneway.engines.base import HOUSEKEEPING_LIMIT, Settings, WorkerFacts
+from laneway.engines.base import HOUSEKEEPING_LIMIT, FullEngine, Settings, WorkerFacts
 from laneway.history import sampling
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
 from laneway.testing.postgres_server import PostgresServer
 from laneway.testing.servers import Server, processor_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from laneway.engines.base import FullEngine
 
 BODY = b"x" * 100
 BATCH = 100

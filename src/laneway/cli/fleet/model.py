@@ -8,17 +8,14 @@ fleet of this size has run.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from laneway.cli.fleet.costs import OPERATIONS, works
+from laneway.cli.fleet.costs import OPERATIONS, EngineCosts, works
 from laneway.engines.base import HEARTBEAT_TIMEOUT
 from laneway.history.records import SAMPLE_US
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from laneway.cli.fleet.costs import EngineCosts
 
 GIB = 2**30
 MESSAGES = 1e9

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from laneway.compat.rq import Job, Queue
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _OF_DELAY = ("depends_on", "job_id", "at_front")
 """Options among the arguments of a decorated function's `delay`."""

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
 
-from laneway import EngineUnavailable, LeaseLost
-
-if TYPE_CHECKING:
-    from laneway import Delivery, Laneway
+from laneway import Delivery, EngineUnavailable, Laneway, LeaseLost
 
 log = logging.getLogger("laneway.kombu")
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from laneway import Laneway, UsageError
 from laneway.contrib.kombu import names
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 PREFIX = "laneway+"
 """The beginning of URLs of brokers and result backends."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
+from laneway import Laneway
 from laneway.contrib.kombu import names
 from laneway.contrib.kombu.messages import ROUTING_KEY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from laneway import Laneway
-    from laneway.subscriptions import Where
+from laneway.subscriptions import Where
 
 FORGET_AFTER = 300.0
 """Seconds after which the subscription of a temporary queue is removed that nobody consumes."""

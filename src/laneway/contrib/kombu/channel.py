@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from kombu.transport import base, virtual
 
-from laneway import BadMessage, Refused, arguments
+from laneway import BadMessage, Delivery, Laneway, Refused, arguments
 from laneway.contrib.kombu import bindings, messages, names
+from laneway.contrib.kombu.inbox import Inbox
 from laneway.contrib.kombu.pump import BUFFER, Pump
 from laneway.contrib.kombu.qos import QoS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from laneway import Delivery, Laneway
-    from laneway.contrib.kombu.inbox import Inbox
 
 log = logging.getLogger("laneway.kombu")
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 from base64 import b64decode
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from kombu.utils.json import dumps, loads
 
-from laneway import BadMessage
-
-if TYPE_CHECKING:
-    from laneway import Delivery
-    from laneway.producing.publish_options import PublishOptions
+from laneway import BadMessage, Delivery
+from laneway.producing.publish_options import PublishOptions
 
 ROUTING_KEY = "kombu-routing-key"
 """The header of a message to an exchange by which subscriptions choose."""

@@ -5,14 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from laneway import EngineUnavailable, Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from laneway import Delivery, Laneway
+from laneway import Delivery, EngineUnavailable, Laneway, Refused
 
 log = logging.getLogger("laneway.kombu")
 

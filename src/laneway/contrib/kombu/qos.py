@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from laneway import LeaseLost
+from laneway import Delivery, Laneway, LeaseLost
 from laneway.contrib.kombu.acks import Acks
 from laneway.contrib.kombu.pump import BUFFER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway import Delivery, Laneway
 
 log = logging.getLogger("laneway.kombu")
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import states
 from celery.backends.base import KeyValueStoreBackend
@@ -24,13 +25,9 @@ from kombu.exceptions import OperationalError
 from kombu.utils.functional import retry_over_time
 
 from laneway import EngineUnavailable
+from laneway.admin.values import Values
 from laneway.contrib.kombu.apps import PREFIX, app_of
 from laneway.policy import CONTROL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    from laneway.admin.values import Values
 
 log = logging.getLogger("laneway.celery")
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from redis import Redis
 
 from laneway.contrib.rq.queue import Queue
 from laneway.errors import LanewayError
 from laneway.printable import escaped, without_passwords
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

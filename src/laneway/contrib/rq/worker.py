@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rq
+from rq.job import Job
 from rq.utils import import_queue_class
 from rq.worker import BaseWorker
 
 from laneway.contrib.rq.queue import CHANNEL, Queue, leases
+from laneway.delivery import Delivery
 from laneway.errors import LeaseLost
-
-if TYPE_CHECKING:
-    from rq.job import Job
-
-    from laneway.delivery import Delivery
 
 log = logging.getLogger("laneway.contrib.rq")
 

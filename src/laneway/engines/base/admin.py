@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
-from laneway.engines.base.views import BY_OPERATOR
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from laneway.engines.base.views import (
-        Check,
-        DoctorStep,
-        Explanation,
-        HeldState,
-        IdState,
-        LaneRate,
-        MessageView,
-        MoveAnswer,
-        MoveTarget,
-        Overview,
-        StorePart,
-        TopicOrder,
-        TopicStats,
-    )
-    from laneway.policy import Gate, Layer, Layers, PolicyTable, Resolved
-    from laneway.tiers import Tier, TierLayers, Tiers
+from laneway.engines.base.views import (
+    BY_OPERATOR,
+    Check,
+    DoctorStep,
+    Explanation,
+    HeldState,
+    IdState,
+    LaneRate,
+    MessageView,
+    MoveAnswer,
+    MoveTarget,
+    Overview,
+    StorePart,
+    TopicOrder,
+    TopicStats,
+)
+from laneway.policy import Gate, Layer, Layers, PolicyTable, Resolved
+from laneway.tiers import Tier, TierLayers, Tiers
 
 
 @runtime_checkable

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -16,12 +17,8 @@ from laneway.engines.base.records import Records
 from laneway.engines.base.results import Results
 from laneway.engines.base.transfer import Transfer
 from laneway.engines.base.wakeup import Wakeup
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.policy import OnFull
-    from laneway.tiers import Tier
+from laneway.policy import OnFull
+from laneway.tiers import Tier
 
 Durability = Literal["memory", "fsync", "replicated"]
 """

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, runtime_checkable
 
 from laneway.engines.base.constants import HOUSEKEEPING_LIMIT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from laneway.message import Batch, Draft, Receipt, Settlement, SettlementAnswer
+from laneway.message import Batch, Draft, Receipt, Settlement, SettlementAnswer
 
 
 @runtime_checkable

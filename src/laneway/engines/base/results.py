@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Literal, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.message import ProgressReport, StoredResult
+from laneway.message import ProgressReport, StoredResult
 
 CancelAnswer = Literal["cancelled", "aborted", "dead", "unknown"]
 """

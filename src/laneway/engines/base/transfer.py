@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from laneway.policy import Gate, Layer
+from laneway.policy import Gate, Layer
 
 ImportAnswer = Literal["accepted", "duplicate"]
 """The answers of `Transfer.import_`; `"duplicate"`: the id is already known here."""

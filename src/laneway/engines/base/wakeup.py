@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.shared.interrupt import Interrupt
-    from laneway.message import Batch
+from laneway.engines.shared.interrupt import Interrupt
+from laneway.message import Batch
 
 
 class ResultListener(Protocol):

@@ -7,21 +7,27 @@ The methods whose names end in `_on` are the engine's: each calls one function o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
+from laneway.engines.sharded.grants import Grants
+from laneway.engines.sharded.namespace import ShardedNamespace
 from laneway.engines.sharded.policies import Policies
 from laneway.engines.sharded.splitting import group, pages
 from laneway.engines.shared.policy_changes import PolicyChanges, refuse_undefined_gates
-from laneway.policy import PolicyTable, check_policy_pattern, is_pattern, own_rows, sources
+from laneway.policy import (
+    Gate,
+    Layer,
+    Layers,
+    PolicyTable,
+    Resolved,
+    check_policy_pattern,
+    is_pattern,
+    own_rows,
+    sources,
+)
+from laneway.tiers import Tier, TierLayers, Tiers
 from laneway.topic_groups import GROUP
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from laneway.engines.sharded.grants import Grants
-    from laneway.engines.sharded.namespace import ShardedNamespace
-    from laneway.policy import Gate, Layer, Layers, Resolved
-    from laneway.tiers import Tier, TierLayers, Tiers
 
 DeadAction = Literal["redrive", "drop"]
 

@@ -37,20 +37,17 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from laneway.engines.sharded.splitting import pages
 from laneway.engines.shared import adaptive, gates
+from laneway.engines.shared.adaptive import Share
 from laneway.policy import Gate
 from laneway.topic_groups import TOPIC
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from laneway.engines.shared.adaptive import Share
 
 EVERY = 1.0
 """Seconds between two looks at the demand, if the last ones moved nothing."""

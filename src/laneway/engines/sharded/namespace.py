@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from laneway.engines.sharded.grants import Gates, Grant
-from laneway.engines.sharded.routes import generated_number
+from laneway.engines.sharded.routes import Routes, generated_number
 from laneway.engines.sharded.splitting import group, rounds
 from laneway.engines.shared import gates
 from laneway.engines.shared.naming import first_partition_on, partitions_on
+from laneway.policy import Gate, Layers, PolicyTable, Resolved
 from laneway.subscriptions import base_of
+from laneway.tiers import TierLayers, Tiers
 from laneway.topic_groups import TOPIC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from laneway.engines.sharded.routes import Routes
-    from laneway.policy import Gate, Layers, PolicyTable, Resolved
-    from laneway.tiers import TierLayers, Tiers
 
 TIERS_EVERY = 1.0
 """Seconds between two reads of the tiers, in a namespace with several shards."""

@@ -8,21 +8,16 @@ policy is stored on its home shard only. Clients learn it where it decides how a
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from laneway.engines.shared.naming import parse_generated_id
-from laneway.policy import FIELDS, PolicyTable, Resolved
+from laneway.message import Draft
+from laneway.policy import FIELDS, Layers, PolicyTable, Resolved
 from laneway.subscriptions import FIELD, base_of, is_copy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from laneway.message import Draft
-    from laneway.policy import Layers
-    from laneway.tiers import Tiers
+from laneway.tiers import Tiers
 
 MOST_ROUTES = 200_000
 """Topics whose route is cached."""

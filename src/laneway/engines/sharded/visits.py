@@ -14,16 +14,12 @@ lease of `OTHERS_EVERY` in any case, so that no shard depends on one worker.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
+from laneway.message import Batch
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from laneway.message import Batch
 
 CHECK_EVERY = 0.005
 """

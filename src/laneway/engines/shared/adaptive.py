@@ -49,14 +49,12 @@ demand, and tell each shard what it is (`limit_of_all`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.message import Action, Overload
+from laneway.message import Action, Overload
 
 FIRST_LIMIT = 2
 SLOW = 2

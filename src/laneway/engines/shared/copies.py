@@ -18,16 +18,12 @@ numbered one after the other in one call, so their order is the same in every to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from laneway import headers as control
 from laneway.message import Draft, Receipt
+from laneway.policy import Resolved
 from laneway.subscriptions import SEPARATOR
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.policy import Resolved
 
 MOST_AT_ONCE = 1_000
 """

@@ -38,12 +38,9 @@ a tier was due less what it took. Carries add up to 0 and are part of the next d
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from math import ceil, floor
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 TICKS = 4
 """Rate ticks in a microsecond: rounding an interval up costs at most 0.25 % at 10,000 a second."""

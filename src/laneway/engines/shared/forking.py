@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 FORK_SECONDS = 5.0
 """How long a fork waits for one thing at most."""

@@ -28,14 +28,10 @@ neither leases nor parked messages, so deleting it loses nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from laneway.engines.shared import fairness
-
-if TYPE_CHECKING:
-    from laneway.policy import Resolved
+from laneway.policy import Resolved
 
 MOST_PARKED = 1000
 """Messages that one visit parks, or one change makes ready, at most."""

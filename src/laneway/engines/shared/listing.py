@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
+from laneway.engines.base import TopicStats
 from laneway.engines.shared.recent import KINDS
 from laneway.errors import UsageError
 from laneway.policy import check_policy_pattern, is_pattern, matches
 from laneway.subscriptions import base_of, is_copy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from laneway.engines.base import TopicStats
 
 FEW = 1000
 """

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from typing import TYPE_CHECKING
 
+from laneway.message import Draft
+from laneway.policy import Resolved
 from laneway.subscriptions import base_of
-
-if TYPE_CHECKING:
-    from laneway.message import Draft
-    from laneway.policy import Resolved
 
 PARTITION, BUCKET = "\x1f", "\x1e"
 """Separators in the names of partitions and buckets; topics cannot contain them."""

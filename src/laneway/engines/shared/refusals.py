@@ -7,21 +7,17 @@ Every engine answers with these texts; the Lua scripts have some of them too.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from laneway import headers as control
 from laneway.engines.base import SIGNALS_HEADER
 from laneway.errors import BadMessage, UsageError
+from laneway.message import Draft, Receipt
+from laneway.policy import Gate, Resolved
 from laneway.topic_groups import GROUP
 from laneway.units import SECOND, counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from laneway.message import Draft, Receipt
-    from laneway.policy import Gate, Resolved
 
 MAX_WAIT_WINDOWS = 10
 """Default of `max_wait`, in windows."""

@@ -51,10 +51,7 @@ Places of a lane; the rule is in docs/specification.md, "Placing", and the first
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from laneway.engines.base import LaneState, MessageState
+from laneway.engines.base import LaneState, MessageState
 
 READY, DELAYED, PARKED, DEAD = range(4)
 """States of a message."""

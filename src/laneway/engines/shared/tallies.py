@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from laneway.engines.base.history import WAIT_BOUNDS_US, Tallies, Tally, WaitCounts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 COUNTERS = Tally.__struct_fields__[2:]
 """The fields of a tally that are numbers."""

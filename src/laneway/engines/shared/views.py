@@ -8,21 +8,18 @@ of the protocols here. What they add up to is the same in every engine.
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
 from laneway.engines.shared import adaptive, fairness, size_classes
+from laneway.engines.shared.adaptive import Flow
 from laneway.engines.shared.states import ASLEEP, PLACE_NAMES, STATE_NAMES
+from laneway.policy import Resolved
+from laneway.tiers import Tiers
 from laneway.topic_groups import group_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from laneway.engines.shared.adaptive import Flow
-    from laneway.policy import Resolved
-    from laneway.tiers import Tiers
 
 MOST_RANKS = 1000
 """

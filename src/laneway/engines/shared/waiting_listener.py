@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from laneway.engines.base import Wakeup
 from laneway.engines.shared.interrupt import Interrupt
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.base import Wakeup
 
 
 class WaitingListener:

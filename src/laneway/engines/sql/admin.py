@@ -6,10 +6,21 @@ A read takes the write lock only if messages are in the inbox: it puts them into
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
+from laneway.engines.base import (
+    Explanation,
+    ExportedMessage,
+    IdState,
+    ImportAnswer,
+    MessageView,
+    RecordChange,
+    RecordKind,
+    SpoolBatch,
+)
 from laneway.engines.shared.policy_changes import PolicyChanges
 from laneway.engines.sql import (
     forwarding,
@@ -23,33 +34,21 @@ from laneway.engines.sql import (
 )
 from laneway.engines.sql.engine import SqlQueue
 from laneway.engines.sql.reads import Reads, View
+from laneway.engines.sql.store import Connection
+from laneway.message import Draft
 from laneway.policy import (
     PROGRAM,
     Gate,
+    Layer,
+    Layers,
     PolicyTable,
+    Resolved,
     check_policy_pattern,
     own_rows,
     sources,
 )
+from laneway.tiers import Tier, TierLayers
 from laneway.topic_groups import GROUP
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from laneway.engines.base import (
-        Explanation,
-        ExportedMessage,
-        IdState,
-        ImportAnswer,
-        MessageView,
-        RecordChange,
-        RecordKind,
-        SpoolBatch,
-    )
-    from laneway.engines.sql.store import Connection
-    from laneway.message import Draft
-    from laneway.policy import Layer, Layers, Resolved
-    from laneway.tiers import Tier, TierLayers
 
 
 class SqlEngine(SqlQueue, Reads, PolicyChanges):

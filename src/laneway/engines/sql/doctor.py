@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from laneway.engines.base import Check
 from laneway.engines.shared.doctor import disagreement, finding, unhandled
 from laneway.engines.shared.states import DEAD, LEASES_END, PARKED, READY
 from laneway.engines.sql import key_limits, messages, views
 from laneway.engines.sql.rows import ANY_RANK, NO_RANK, Lane
-
-if TYPE_CHECKING:
-    from laneway.engines.base import Check
-    from laneway.engines.sql.transaction import Transaction
+from laneway.engines.sql.transaction import Transaction
 
 MOST = 100_000
 """Most findings of one kind that one run repairs."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,7 +18,12 @@ from laneway.engines.base import (
     PING,
     CancelAnswer,
     Capabilities,
+    MoveAnswer,
+    MoveTarget,
     Settings,
+    WorkerFacts,
+    WorkerView,
+    WorkListener,
 )
 from laneway.engines.sharded.splitting import partial_call
 from laneway.engines.shared import presence
@@ -42,30 +47,23 @@ from laneway.engines.sql.inbox import Inbox
 from laneway.engines.sql.lane_cache import LaneCache
 from laneway.engines.sql.rivalry import Rivalry
 from laneway.engines.sql.rows import to_json
-from laneway.engines.sql.store import Outdated
+from laneway.engines.sql.store import Connection, Outdated, Place, Read, Store
 from laneway.engines.sql.transaction import Rules, Transaction
-from laneway.engines.sql.wakeup import Waits
+from laneway.engines.sql.wakeup import Waits, Wakeup
 from laneway.engines.sql.wanted import ALL_RANKS, Only, Wanted
 from laneway.errors import LanewayError
-from laneway.message import Batch, Receipt, Settlement, SettlementAnswer
-from laneway.tiers import TierLayers
+from laneway.message import (
+    Batch,
+    Draft,
+    Lease,
+    ProgressReport,
+    Receipt,
+    Settlement,
+    SettlementAnswer,
+    StoredResult,
+)
+from laneway.tiers import TierLayers, Tiers
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from laneway.engines.base import (
-        MoveAnswer,
-        MoveTarget,
-        WorkerFacts,
-        WorkerView,
-        WorkListener,
-    )
-    from laneway.engines.sql.store import Connection, Place, Read, Store
-    from laneway.engines.sql.wakeup import Wakeup
-    from laneway.message import Draft, Lease, ProgressReport, StoredResult
-    from laneway.tiers import Tiers
 
 log = logging.getLogger("laneway.engine")
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from laneway.engines.base import Explanation, MessageView
 from laneway.engines.shared import explaining, size_classes
 from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts, GroupFacts, KeyFacts
 from laneway.engines.shared.states import DELAYED, PARKED, RUNNABLE
 from laneway.engines.sql import key_limits, messages, views
+from laneway.engines.sql.rows import Lane, Row
+from laneway.engines.sql.transaction import Transaction
+from laneway.policy import Resolved
 from laneway.tiers import share_text
 from laneway.topic_groups import TOPIC
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.base import Explanation, MessageView
-    from laneway.engines.sql.rows import Lane, Row
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.policy import Resolved
 
 
 def explain(

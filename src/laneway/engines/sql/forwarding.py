@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from laneway.engines.base import FORWARDED_US, SpoolBatch
 from laneway.engines.shared.naming import FORWARDED_KEY_BYTES, forwarded_key
 from laneway.engines.sql import putting
-from laneway.message import Receipt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.message import Draft
+from laneway.engines.sql.transaction import Transaction
+from laneway.message import Draft, Receipt
 
 
 def forward(tx: Transaction, drafts: Sequence[Draft], spool: str, batch: str) -> list[Receipt]:

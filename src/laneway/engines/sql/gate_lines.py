@@ -19,18 +19,15 @@ heap at its new turn; its old entry has another turn than the lane, which shows 
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway.engines.shared import gates
 from laneway.engines.shared.states import AT_GATE
 from laneway.engines.sql import gate_order
-from laneway.engines.sql.rows import GroupTurn, Lane
+from laneway.engines.sql.rows import GateState, GroupQueue, GroupTurn, Lane
+from laneway.engines.sql.transaction import Transaction
+from laneway.engines.sql.wanted import Only
 from laneway.topic_groups import GROUP
-
-if TYPE_CHECKING:
-    from laneway.engines.sql.rows import GateState, GroupQueue
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.engines.sql.wanted import Only
 
 FEW = 4
 """How many lanes are read at first where only the first one is asked for."""

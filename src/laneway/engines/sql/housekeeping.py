@@ -5,7 +5,7 @@ wake; and sweeps, which place the lanes of a changed pattern. Each call does a b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway.engines.shared.naming import BUCKET
 from laneway.engines.shared.states import (
@@ -19,14 +19,10 @@ from laneway.engines.shared.states import (
     RETENTION_ENDS,
 )
 from laneway.engines.sql import key_limits, messages, settling
-from laneway.engines.sql.rows import NONE
+from laneway.engines.sql.rows import NONE, Lane, Shard
+from laneway.engines.sql.store import Read
+from laneway.engines.sql.transaction import Transaction
 from laneway.policy import matches
-
-if TYPE_CHECKING:
-    from laneway.engines.sql.rows import Lane, Shard
-    from laneway.engines.sql.store import Read
-    from laneway.engines.sql.transaction import Transaction
-
 
 LEASE_ENDS_AHEAD = 100
 """

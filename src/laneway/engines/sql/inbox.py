@@ -17,24 +17,19 @@ counters are such transactions too, so a message has the place that it would hav
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from laneway.engines.base import SIGNALS_HEADER
 from laneway.engines.shared.naming import generated_id
 from laneway.engines.sql import leasing, putting
+from laneway.engines.sql.lane_cache import LaneCache
 from laneway.engines.sql.rows import rank_of, to_json
-from laneway.engines.sql.wakeup import SENT_LEASE_SECONDS
+from laneway.engines.sql.store import Store
+from laneway.engines.sql.transaction import Rules, Transaction
+from laneway.engines.sql.wakeup import SENT_LEASE_SECONDS, Wakeup
 from laneway.headers import COST
-from laneway.message import Lease
+from laneway.message import Draft, Lease
+from laneway.policy import Resolved
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from laneway.engines.sql.lane_cache import LaneCache
-    from laneway.engines.sql.store import Store
-    from laneway.engines.sql.transaction import Rules, Transaction
-    from laneway.engines.sql.wakeup import Wakeup
-    from laneway.message import Draft
-    from laneway.policy import Resolved
 
 MOST_ROWS = 250
 """

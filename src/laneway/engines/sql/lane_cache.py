@@ -11,12 +11,11 @@ changes until it ends.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from laneway.engines.sql.rows import Ended, GroupQueue, Lane, Shard, TierQueue
-    from laneway.engines.sql.store import Connection
-    from laneway.engines.sql.tallies import TallyBook
+from laneway.engines.sql.rows import Ended, GroupQueue, Lane, Shard, TierQueue
+from laneway.engines.sql.store import Connection
+from laneway.engines.sql.tallies import TallyBook
 
 CachedLease: TypeAlias = "tuple[int, int, Ended | None]"
 """

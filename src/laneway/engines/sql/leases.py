@@ -20,7 +20,7 @@ only the first finds it. Fences begin at the time, so they grow even over a loss
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -28,14 +28,9 @@ from laneway.engines import base
 from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US
 from laneway.engines.sql import key_limits
-from laneway.engines.sql.rows import MEAN_OVER, Held
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from laneway.engines.sql.rows import Lane
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.message import Settlement
+from laneway.engines.sql.rows import MEAN_OVER, Held, Lane
+from laneway.engines.sql.transaction import Transaction
+from laneway.message import Settlement
 
 
 def by_fence(tx: Transaction, fences: Iterable[int]) -> dict[int, Held]:

@@ -13,16 +13,11 @@ import select
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from laneway.engines.base import ABORT, PING
-from laneway.engines.sql.wakeup import LOOK_AGAIN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from laneway.engines.sql.wakeup import Wakeup
-    from laneway.message import Batch
+from laneway.engines.sql.wakeup import LOOK_AGAIN, Wakeup
+from laneway.message import Batch
 
 
 class StoreWorkListener(ABC):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+from laneway.engines.base import TopicStats
 from laneway.engines.shared import fairness, listing, size_classes
 from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.recent import KINDS, rate_of
 from laneway.engines.sql import recent_counts, views
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from laneway.engines.base import TopicStats
-    from laneway.engines.sql.transaction import Transaction
+from laneway.engines.sql.transaction import Transaction
 
 _NAMES = ("lane_name_next", "folded_topic_next", "dead_topic_next")
 _LAST = "\U0010ffff"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from laneway.engines.base import IdState
 from laneway.engines.sharded.splitting import pages
 from laneway.engines.shared.naming import parse_generated_id
 from laneway.engines.shared.states import DEAD
+from laneway.engines.sql.transaction import Transaction
 from laneway.engines.sql.views import Leased
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.base import IdState
-    from laneway.engines.sql.transaction import Transaction
 
 AT_ONCE = 5_000
 """Ids that one statement looks up."""

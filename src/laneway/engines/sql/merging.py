@@ -21,20 +21,16 @@ except where `merge_limit` keeps them apart.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 
 from laneway.engines.shared.refusals import MAX_WAIT_WINDOWS, explicit_due
 from laneway.engines.sql import key_limits, messages
 from laneway.engines.sql.rows import Lane, Row, rank_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.message import Draft
-    from laneway.policy import Resolved
+from laneway.engines.sql.transaction import Transaction
+from laneway.message import Draft
+from laneway.policy import Resolved
 
 
 def waiting_message(tx: Transaction, lane: Lane, mkey: bytes) -> Row | None:

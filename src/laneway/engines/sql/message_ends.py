@@ -6,7 +6,8 @@ A leaf: everything that ends messages calls it. What is stored can be read by `r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,13 +15,8 @@ from laneway.engines.base import ENDED, FLOW_HEADER, TASK_HEADER, result_name
 from laneway.engines.shared.naming import generated_id
 from laneway.engines.shared.refusals import ended, result_ttls_us
 from laneway.engines.sql.rows import Row, read_headers, to_json
-from laneway.message import Draft
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.message import Settlement
+from laneway.engines.sql.transaction import Transaction
+from laneway.message import Draft, Settlement
 
 OUTCOME, PROGRESS = 0, 1
 """`kept.slot`: what a row of `kept` holds."""

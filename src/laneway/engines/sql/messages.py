@@ -22,7 +22,8 @@ of them together.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -42,14 +43,9 @@ from laneway.engines.shared.states import (
 )
 from laneway.engines.sql import key_limits, message_ends
 from laneway.engines.sql.rows import Ended, Lane, Row, read_headers, to_json
+from laneway.engines.sql.transaction import Transaction
 from laneway.headers import COST
 from laneway.policy import FOREVER
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.sql.transaction import Transaction
-
 
 _history = msgspec.json.Decoder(list[dict[str, Any]]).decode
 

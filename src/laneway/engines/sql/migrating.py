@@ -6,7 +6,7 @@ An exported message leaves its topic and stays in `setting` until the other stor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -15,12 +15,8 @@ from laneway.engines.shared.naming import merge_key
 from laneway.engines.shared.states import HOLD, RETENTION_ENDS, YIELD
 from laneway.engines.sql import messages
 from laneway.engines.sql.rows import Lane, Row, rank_of, to_json
+from laneway.engines.sql.transaction import Transaction
 from laneway.message import Draft
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from laneway.engines.sql.transaction import Transaction
 
 PAGE = 1000
 _SERIAL: dict[str | None, int] = {None: 0, "hold": HOLD, "yield": YIELD}

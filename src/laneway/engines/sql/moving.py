@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from laneway.engines.base import UNTIL_SIGNALLED_US
+from laneway.engines.base import UNTIL_SIGNALLED_US, MoveAnswer, MoveTarget
 from laneway.engines.shared.states import DEAD, DELAYED
 from laneway.engines.sql import messages, settling, views
-
-if TYPE_CHECKING:
-    from laneway.engines.base import MoveAnswer, MoveTarget
-    from laneway.engines.sql.transaction import Transaction
+from laneway.engines.sql.transaction import Transaction
 
 
 def move(

@@ -6,18 +6,13 @@ Each call removes at most a page, so that other processes do not wait long for t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from laneway.engines.base import ABORT, CancelAnswer, result_name
 from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
 from laneway.engines.sql import key_limits, leases, message_ends, messages, views
 from laneway.engines.sql.rows import Held, Lane, Row
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from laneway.engines.sql.transaction import Transaction
-
+from laneway.engines.sql.transaction import Transaction
 
 PAGE = 1000
 """Most messages that one transaction removes."""

@@ -7,9 +7,9 @@ are written together (see `tables`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -41,18 +41,13 @@ from laneway.engines.shared.states import (
 )
 from laneway.engines.sql import merging, messages, results
 from laneway.engines.sql.rows import Lane, Row, line_of, rank_of, to_json
+from laneway.engines.sql.transaction import Transaction
 from laneway.engines.sql.views import oldest_of
 from laneway.engines.sql.wanted import ALL_RANKS
 from laneway.headers import COST
 from laneway.message import Draft, Receipt
-from laneway.policy import gate_names
+from laneway.policy import Resolved, gate_names
 from laneway.topic_groups import GROUP, group_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.policy import Resolved
 
 _SERIAL = {None: 0, "hold": HOLD, "yield": YIELD}
 _IS_COPIED = attrgetter("is_copied")

@@ -6,33 +6,29 @@ together.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from laneway.engines.base import (
+    Explanation,
+    HeldState,
+    LaneRate,
+    MessageView,
+    Overview,
+    Tallies,
+    TopicOrder,
+    TopicStats,
+)
 from laneway.engines.sharded.splitting import group
 from laneway.engines.shared import gates
 from laneway.engines.shared import listing as shared_listing
 from laneway.engines.shared import views as shared
+from laneway.engines.shared.listing import Candidate
 from laneway.engines.shared.tallies import together
 from laneway.engines.sql import explaining, listing, views
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from laneway.engines.base import (
-        Explanation,
-        HeldState,
-        LaneRate,
-        MessageView,
-        Overview,
-        Tallies,
-        TopicOrder,
-        TopicStats,
-    )
-    from laneway.engines.shared.listing import Candidate
-    from laneway.engines.sql.transaction import Transaction
+from laneway.engines.sql.transaction import Transaction
 
 _COUNTS = (
     *("waiting", "ready", "delayed", "parked", "leased", "dead", "bytes"),

@@ -7,7 +7,7 @@ Outcomes are stored by `endings`, when messages end.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from msgspec import UNSET
 
@@ -23,13 +23,8 @@ from laneway.engines.shared.states import DEAD, DELAYED
 from laneway.engines.sql import leases, messages
 from laneway.engines.sql.message_ends import OUTCOME, PROGRESS
 from laneway.engines.sql.rows import Lane, Row, read_headers
-from laneway.message import Receipt, StoredResult
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.message import Draft, ProgressReport
+from laneway.engines.sql.transaction import Transaction
+from laneway.message import Draft, ProgressReport, Receipt, StoredResult
 
 
 def read(tx: Transaction, ids: Sequence[tuple[str, str | None]]) -> list[StoredResult]:

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from laneway.engines.base import Tally
 from laneway.engines.shared import adaptive, fairness, gates
-from laneway.engines.shared.adaptive import Flow
+from laneway.engines.shared.adaptive import Flow, Share
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.states import AT_GATE, IDLE, READY
 from laneway.policy import Gate, Resolved
 from laneway.topic_groups import GROUP, TOPIC
-
-if TYPE_CHECKING:
-    from laneway.engines.base import Tally
-    from laneway.engines.shared.adaptive import Share
-
 
 NO_RANK = -(1 << 53)
 """Less than any rank."""

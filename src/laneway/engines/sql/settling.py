@@ -7,7 +7,8 @@ no third kind (`_quick_deaths`); others are settled one by one (`_Settling`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -30,17 +31,12 @@ from laneway.engines.shared.states import (
     RETENTION_ENDS,
 )
 from laneway.engines.sql import key_limits, leases, merging, message_ends, messages, putting
+from laneway.engines.sql.lane_cache import CachedLease
 from laneway.engines.sql.rows import Ended, Held, Lane, Row
 from laneway.engines.sql.store import Outdated
+from laneway.engines.sql.transaction import Transaction
 from laneway.errors import BacklogFull
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from laneway.engines.sql.lane_cache import CachedLease
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.message import Action, Draft, Settlement, SettlementAnswer
-
+from laneway.message import Action, Draft, Settlement, SettlementAnswer
 
 _LEASE_COLUMNS = 11
 """Columns of `leases_and_messages` that belong to the lease; those of the message follow."""

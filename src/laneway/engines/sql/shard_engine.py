@@ -9,10 +9,32 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
-from laneway.engines.base import BY_OPERATOR, Capabilities, Check, DoctorStep, StorePart
+from laneway.engines.base import (
+    BY_OPERATOR,
+    CancelAnswer,
+    Capabilities,
+    Check,
+    DoctorStep,
+    Explanation,
+    ExportedMessage,
+    IdState,
+    ImportAnswer,
+    LogEntry,
+    MessageView,
+    MoveAnswer,
+    MoveTarget,
+    RecordChange,
+    RecordKind,
+    Settings,
+    SpoolBatch,
+    StorePart,
+    WorkerFacts,
+    WorkerView,
+    WorkListener,
+)
 from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
 from laneway.engines.sharded.migrating import Arrival
 from laneway.engines.sharded.presence import ShardedCoordination
@@ -25,41 +47,19 @@ from laneway.engines.sql import messages, purging, results
 from laneway.engines.sql.reads import Reads, View
 from laneway.engines.sql.rows import Held
 from laneway.engines.sql.shard_namespace import ShardNumbers, ShardsOfNamespace
+from laneway.engines.sql.shard_store import ShardStore
 from laneway.engines.sql.wakeup import Waits
 from laneway.errors import BadMessage, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from laneway.engines.base import (
-        CancelAnswer,
-        Explanation,
-        ExportedMessage,
-        IdState,
-        ImportAnswer,
-        LogEntry,
-        MessageView,
-        MoveAnswer,
-        MoveTarget,
-        RecordChange,
-        RecordKind,
-        Settings,
-        SpoolBatch,
-        WorkerFacts,
-        WorkerView,
-        WorkListener,
-    )
-    from laneway.engines.sql.shard_store import ShardStore
-    from laneway.message import (
-        Batch,
-        Draft,
-        ProgressReport,
-        Receipt,
-        Settlement,
-        SettlementAnswer,
-        StoredResult,
-    )
-    from laneway.policy import Gate, Layer
+from laneway.message import (
+    Batch,
+    Draft,
+    ProgressReport,
+    Receipt,
+    Settlement,
+    SettlementAnswer,
+    StoredResult,
+)
+from laneway.policy import Gate, Layer
 
 _STATES: tuple[IdState, ...] = ("leased", "waiting", "dead", "finished", "unknown")
 """Of a topic in several shards, the first one of these that a shard answers is the id's state."""

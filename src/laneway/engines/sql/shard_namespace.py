@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from laneway.engines.sharded.grants import (
     MOST_WAITED,
@@ -37,17 +38,12 @@ from laneway.engines.sql.rows import to_sorted_json
 from laneway.engines.sql.shard_store import OtherVersion, ShardStore
 from laneway.engines.sql.statements import GRANT
 from laneway.engines.sql.store import own_bits
+from laneway.engines.sql.wakeup import Wakeup
 from laneway.errors import EngineCorrupt
-from laneway.policy import Gate
+from laneway.policy import Gate, Layer, Layers
+from laneway.tiers import TierLayers
 from laneway.topic_groups import TOPIC
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from laneway.engines.sql.wakeup import Wakeup
-    from laneway.policy import Layer, Layers
-    from laneway.tiers import TierLayers
 
 T = TypeVar("T")
 

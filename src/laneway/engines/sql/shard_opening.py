@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from laneway.engines.base import Settings
 from laneway.engines.sharded.routes import Routes
 from laneway.engines.sharded.splitting import part_of
 from laneway.engines.sql.shard_namespace import ShardsOfNamespace
+from laneway.engines.sql.shard_store import ShardStore
 from laneway.engines.sql.store import Place
 from laneway.errors import EngineUnavailable, UsageError
 from laneway.printable import redacted
-
-if TYPE_CHECKING:
-    from laneway.engines.base import Settings
-    from laneway.engines.sql.shard_store import ShardStore
 
 COMPLETE = "complete"
 """The setting of the first store that says that all stores were created."""

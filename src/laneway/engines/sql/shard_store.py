@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import msgspec
 
-from laneway.engines.base import FullEngine
+from laneway.engines.base import FullEngine, Settings
 from laneway.engines.sql.admin import SqlEngine
 from laneway.engines.sql.engine import PLACE
+from laneway.engines.sql.lane_cache import LaneCache
+from laneway.engines.sql.store import Place, Read, Store
+from laneway.engines.sql.transaction import Transaction
 from laneway.errors import EngineCorrupt, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from laneway.engines.base import Settings
-    from laneway.engines.sql.lane_cache import LaneCache
-    from laneway.engines.sql.store import Place, Read, Store
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.message import Draft, Receipt
+from laneway.message import Draft, Receipt
 
 
 class OtherVersion(Exception):  # it is answered by another attempt, and never seen

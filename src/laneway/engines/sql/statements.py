@@ -14,15 +14,12 @@ What no word expresses is a statement of the same name in the database's own fol
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from laneway.engines.sql.rows import GROUP_COLUMNS, HEAD_COLUMNS, LANE_COLUMNS, ROW_COLUMNS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from laneway.engines.sql.store import Connection
+from laneway.engines.sql.store import Connection
 
 
 def load(own: Path, words: dict[str, str]) -> dict[str, str]:

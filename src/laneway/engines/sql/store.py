@@ -10,16 +10,13 @@ raises has not happened unless the error's `applied` is None.
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from laneway.message import Draft
+from laneway.message import Draft
 
 NUMBER_BITS = 53
 """Bits of a number that JSON and Lua hold exactly."""

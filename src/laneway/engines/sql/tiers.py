@@ -14,19 +14,13 @@ moves, or how often.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from laneway.engines.base import HOUSEKEEPING_LIMIT
+from laneway.engines.base import HOUSEKEEPING_LIMIT, Settings
 from laneway.engines.sql import housekeeping
-from laneway.tiers import TierLayers, moves_lanes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from laneway.engines.base import Settings
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.policy import Layer
-    from laneway.tiers import Tier
+from laneway.engines.sql.transaction import Transaction
+from laneway.policy import Layer
+from laneway.tiers import Tier, TierLayers, moves_lanes
 
 
 def declare(tx: Transaction, settings: Settings) -> None:

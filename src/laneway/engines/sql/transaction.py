@@ -8,9 +8,10 @@ holds for tier queues, gates and the shard's counters. `place` is the one rule f
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway.engines.shared import adaptive, fairness, gates
 from laneway.engines.shared.naming import (
@@ -29,8 +30,18 @@ from laneway.engines.sql import gate_order, key_limits
 from laneway.engines.sql.changes import LaneChanges
 from laneway.engines.sql.group_queues import GroupQueues
 from laneway.engines.sql.lane_cache import LaneCache
-from laneway.engines.sql.rows import NONE, GateState, Lane, Row, Shard, TierQueue, to_json
+from laneway.engines.sql.rows import (
+    NONE,
+    GateState,
+    GroupQueue,
+    Lane,
+    Row,
+    Shard,
+    TierQueue,
+    to_json,
+)
 from laneway.engines.sql.statements import GRANT, KEYS_OF_LANES, Statements
+from laneway.engines.sql.store import Connection, Place
 from laneway.engines.sql.tallies import TallyBook
 from laneway.engines.sql.touched_rows import (
     EventTable,
@@ -43,18 +54,11 @@ from laneway.engines.sql.touched_rows import (
     Table,
     TimedTable,
 )
-from laneway.policy import GATE_SEPARATOR, PolicyTable, Resolved, gate_names
+from laneway.message import Draft
+from laneway.policy import GATE_SEPARATOR, Layers, PolicyTable, Resolved, gate_names
 from laneway.subscriptions import base_of
 from laneway.tiers import TierLayers
 from laneway.topic_groups import GROUP, TOPIC, group_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from laneway.engines.sql.rows import GroupQueue
-    from laneway.engines.sql.store import Connection, Place
-    from laneway.message import Draft
-    from laneway.policy import Layers
 
 MOST_RESOLVED = 200_000
 """Topics whose policy is cached."""

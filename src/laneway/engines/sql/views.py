@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from laneway.engines.base import MAX_DELAYED_COUNTED, LaneRate
+from laneway.engines.base import MAX_DELAYED_COUNTED, HeldState, LaneRate, MessageView, TopicStats
 from laneway.engines.shared import adaptive, gates, size_classes
 from laneway.engines.shared import views as shared
+from laneway.engines.shared.adaptive import Share
 from laneway.engines.shared.naming import BUCKET, lane_name
 from laneway.engines.shared.states import (
     DEAD,
@@ -18,18 +20,11 @@ from laneway.engines.shared.states import (
     STATE_NAMES,
 )
 from laneway.engines.sql import messages
-from laneway.engines.sql.rows import Held, Lane, Row
+from laneway.engines.sql.rows import GateState, Held, Lane, Row
+from laneway.engines.sql.transaction import Transaction
 from laneway.engines.sql.wanted import ALL_RANKS
+from laneway.policy import Resolved
 from laneway.topic_groups import TOPIC
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from laneway.engines.base import HeldState, MessageView, TopicStats
-    from laneway.engines.shared.adaptive import Share
-    from laneway.engines.sql.rows import GateState
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.policy import Resolved
 
 ALL = 1 << 40
 _ASIDE = (PARKED, DELAYED)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from laneway.engines.base import HEARTBEAT_TIMEOUT
+from laneway.engines.base import HEARTBEAT_TIMEOUT, ArrivalListener, ResultListener, WorkListener
 from laneway.engines.shared.interrupt import Interrupt
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from laneway.engines.base import ArrivalListener, ResultListener, WorkListener
-    from laneway.message import Lease
+from laneway.message import Lease
 
 LOOK_AGAIN = 1.0
 """Seconds after which a waiter looks by itself, in case a notification was lost."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from laneway.engines.base import MAX_PASSED_OVER
-from laneway.engines.sql.rows import rank_of
+from laneway.engines.sql.rows import Lane, rank_of
+from laneway.engines.sql.transaction import Transaction
 from laneway.policy import handling_patterns
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.sql.rows import Lane
-    from laneway.engines.sql.transaction import Transaction
 
 Position = tuple[Any, ...]
 """Virtual time and number of a lane or group in an index."""

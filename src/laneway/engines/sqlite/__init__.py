@@ -5,14 +5,11 @@ The embedded engine: SQLite files, any number of processes on one machine, nothi
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+from laneway.engines.base import FullEngine, Settings
 from laneway.engines.sqlite.address import parse
 from laneway.engines.sqlite.engine import SqliteEngine
 from laneway.errors import EngineUnavailable
-
-if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine, Settings
 
 
 def open_sqlite(url: str, settings: Settings) -> FullEngine:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -24,9 +25,6 @@ from laneway.engines.sql.rows import ROW_COLUMNS, Held
 from laneway.engines.sql.statements import load, tables_of
 from laneway.engines.sql.store import Outdated
 from laneway.engines.sqlite.listing_statements import STATEMENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 SQL = (
     load(

@@ -15,16 +15,14 @@ import sqlite3
 import stat
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from laneway.engines.base import LogEntry
 from laneway.engines.shared import forking
 from laneway.engines.shared.replaced_files import create_file
 from laneway.engines.sqlite.connection import SQL
 from laneway.errors import EngineUnavailable, SchemaMismatch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 log = logging.getLogger("laneway.engine")
 

@@ -14,16 +14,12 @@ import contextlib
 import os
 import sqlite3
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from laneway.engines.shared import refusals
 from laneway.engines.sqlite.log_length import PAGE_BYTES
 from laneway.errors import EngineUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.message import Draft
+from laneway.message import Draft
 
 RESERVE = 64 << 20
 """Bytes that are kept on a large disk: four times the `-wal`'s usual size."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from laneway.engines.base import Capabilities, DoctorStep, StorePart
+from laneway.engines.base import Capabilities, Check, DoctorStep, LogEntry, Settings, StorePart
 from laneway.engines.shared.refusals import check_namespace
 from laneway.engines.sql import doctor
 from laneway.engines.sql.admin import SqlEngine
@@ -22,11 +22,6 @@ from laneway.engines.sqlite.store import Store
 from laneway.engines.sqlite.wakeup import Wakeup
 from laneway.errors import UsageError
 from laneway.printable import redacted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from laneway.engines.base import Check, LogEntry, Settings
 
 DURABILITIES = ("memory", "fsync")
 

@@ -6,18 +6,14 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from laneway.engines.base import Check, DoctorStep
 from laneway.engines.sql.doctor import CHECKS, unhandled_topics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.engines.sqlite.connection import Connection
-    from laneway.engines.sqlite.store import Store
+from laneway.engines.sql.transaction import Transaction
+from laneway.engines.sqlite.connection import Connection
+from laneway.engines.sqlite.store import Store
 
 SLICE_SECONDS = 0.02
 """So long a check in steps reads, before it pauses as long."""

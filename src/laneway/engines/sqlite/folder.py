@@ -8,23 +8,18 @@ files belong together, and their folder.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from laneway.engines.base import Capabilities
+from laneway.engines.base import Capabilities, Settings
 from laneway.engines.sql.shard_engine import ShardsEngine
 from laneway.engines.sql.shard_opening import OpenedShards
 from laneway.engines.sql.shard_store import ShardStore
+from laneway.engines.sql.store import Place
 from laneway.engines.sqlite.address import file_in, has_others, parse
 from laneway.engines.sqlite.engine import DURABILITIES, SqliteEngine
 from laneway.engines.sqlite.wakeup import Wakeup
 from laneway.errors import EngineUnavailable, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.engines.base import Settings
-    from laneway.engines.sql.store import Place
 
 
 class ShardFile(ShardStore, SqliteEngine):

@@ -14,15 +14,17 @@ import random
 import sqlite3
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from laneway.engines.shared import forking
 from laneway.engines.shared.replaced_files import Files, create_file, is_of_another
 from laneway.engines.sql import store as sql_store
 from laneway.engines.sql.statements import schema
+from laneway.engines.sql.store import Read
 from laneway.engines.sqlite import log_length
 from laneway.engines.sqlite.connection import SQL, Connection
 from laneway.engines.sqlite.disk_space import DiskSpace
@@ -35,12 +37,7 @@ from laneway.errors import (
     LanewayError,
     SchemaMismatch,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from laneway.engines.sql.store import Read
-    from laneway.message import Draft
+from laneway.message import Draft
 
 T = TypeVar("T")
 

@@ -24,10 +24,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from laneway.engines.sql.store import Store
+from laneway.engines.sql.store import Store
 
 
 class WalSync:

@@ -37,10 +37,11 @@ import tempfile
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from laneway.engines.base import ArrivalListener, ResultListener
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.replaced_files import is_settled
 from laneway.engines.sql import listeners
@@ -49,11 +50,6 @@ from laneway.engines.sql.listeners import StoreArrivalListener, StoreResultListe
 from laneway.engines.sql.wakeup import LOOK_AGAIN, SENT_LEASE_SECONDS
 from laneway.message import Batch, Lease
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from laneway.engines.base import ArrivalListener, ResultListener
 
 POLL = 0.02
 """Seconds between looks where there are no Unix sockets."""

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, unquote, urlsplit
+from collections.abc import Callable
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import msgspec
 
 from laneway.engines.own import VALKEY_SCHEMES
 from laneway.errors import UsageError
 from laneway.printable import redacted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from urllib.parse import SplitResult
 
 PORT, SENTINEL_PORT = 6379, 26379
 MOST_SHARDS = 1024

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from laneway.engines.base import (
     BY_OPERATOR,
     CHANGED,
     CancelAnswer,
+    Check,
+    DoctorStep,
+    Explanation,
+    ExportedMessage,
+    HeldState,
     IdState,
     ImportAnswer,
+    LaneRate,
+    LogEntry,
+    MessageView,
+    MoveAnswer,
+    MoveTarget,
+    Overview,
+    RecordChange,
+    RecordKind,
+    Settings,
+    SpoolBatch,
+    StorePart,
+    Tallies,
     TopicOrder,
+    TopicStats,
 )
 from laneway.engines.sharded.admin import PAGE, DeadAction, ShardedAdmin
 from laneway.engines.sharded.splitting import pages
@@ -40,35 +59,11 @@ from laneway.engines.valkey.migrating import (
     import_spool_batches,
     spool_batches,
 )
+from laneway.engines.valkey.namespace import Call
+from laneway.engines.valkey.record_formats import Record
 from laneway.engines.valkey.views import View
+from laneway.policy import Gate, Layer
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from laneway.engines.base import (
-        Check,
-        DoctorStep,
-        Explanation,
-        ExportedMessage,
-        HeldState,
-        LaneRate,
-        LogEntry,
-        MessageView,
-        MoveAnswer,
-        MoveTarget,
-        Overview,
-        RecordChange,
-        RecordKind,
-        Settings,
-        SpoolBatch,
-        StorePart,
-        Tallies,
-        TopicStats,
-    )
-    from laneway.engines.valkey.namespace import Call
-    from laneway.engines.valkey.record_formats import Record
-    from laneway.policy import Gate, Layer
 
 INDEXED: frozenset[RecordKind] = frozenset({"endpoint", "endpoint_state"})
 """Kinds of records of which there may be millions."""

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET
 
 from laneway import subscriptions
-from laneway.engines.base import HOUSEKEEPING_LIMIT, MAX_PASSED_OVER, Capabilities
+from laneway.engines.base import (
+    HOUSEKEEPING_LIMIT,
+    MAX_PASSED_OVER,
+    ArrivalListener,
+    Capabilities,
+    ResultListener,
+    Settings,
+    WorkListener,
+)
 from laneway.engines.sharded.queue import (
     LeaseRequest,
     Rerouted,
@@ -23,6 +32,7 @@ from laneway.engines.sharded.queue import (
     spread_of,
     waits_for_signals,
 )
+from laneway.engines.sharded.routes import Route
 from laneway.engines.sharded.splitting import CallSize, pages, partial_call
 from laneway.engines.shared.copies import (
     copies_of,
@@ -59,12 +69,6 @@ from laneway.message import (
     StoredResult,
 )
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from laneway.engines.base import ArrivalListener, ResultListener, Settings, WorkListener
-    from laneway.engines.sharded.routes import Route
 
 HOUSE = 120
 """

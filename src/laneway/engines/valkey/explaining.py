@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from laneway.engines.base import Explanation, MessageView
 from laneway.engines.shared import explaining, gates, size_classes
 from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts, GroupFacts, KeyFacts
 from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.naming import PARTITION
 from laneway.engines.shared.states import DEAD, DELAYED, RUNNABLE
 from laneway.engines.valkey import record_formats, views
-from laneway.policy import gate_names
+from laneway.engines.valkey.record_formats import GroupRecord, Lane, Record
+from laneway.engines.valkey.views import View
+from laneway.policy import Resolved, gate_names
 from laneway.tiers import share_text
 from laneway.topic_groups import GROUP, TOPIC
-
-if TYPE_CHECKING:
-    from laneway.engines.base import Explanation, MessageView
-    from laneway.engines.valkey.record_formats import GroupRecord, Lane, Record
-    from laneway.engines.valkey.views import View
-    from laneway.policy import Resolved
 
 
 def explain(view: View, message_id: str, topic: str | None) -> Explanation:

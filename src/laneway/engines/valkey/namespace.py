@@ -9,7 +9,8 @@ import json
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from laneway.engines.base import Settings, result_name
 from laneway.engines.sharded.grants import (
@@ -36,16 +37,11 @@ from laneway.engines.valkey.connection import Connections, ShardReads
 from laneway.engines.valkey.errors import NamespaceGone
 from laneway.engines.valkey.record_formats import Counters
 from laneway.errors import NoNamespace, UsageError
-from laneway.policy import PROGRAM, Resolved, gate_names
+from laneway.policy import PROGRAM, Gate, Layers, Resolved, gate_names
 from laneway.subscriptions import is_copy
 from laneway.tiers import TierLayers
 from laneway.topic_groups import TOPIC
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from laneway.policy import Gate, Layers
 
 log = logging.getLogger("laneway.engine")
 

@@ -8,14 +8,15 @@ import base64
 import hashlib
 import itertools
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from laneway.engines.sharded.routes import changes_routes
 from laneway.engines.sharded.splitting import part_of
 from laneway.engines.shared import gates
-from laneway.engines.shared.adaptive import Flow
+from laneway.engines.shared.adaptive import Flow, Share
 from laneway.engines.shared.gates import Debt
 from laneway.engines.shared.key_limits import KeyState
 from laneway.engines.shared.naming import BUCKET
@@ -26,20 +27,17 @@ from laneway.policy import (
     DISABLED,
     FIELDS,
     FOREVER,
+    Backoff,
     Gate,
+    Layers,
+    PolicyTable,
     Resolved,
     engine_values,
     is_pattern,
 )
 from laneway.subscriptions import FIELD, split
+from laneway.tiers import TierLayers
 from laneway.topic_groups import GROUP
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from laneway.engines.shared.adaptive import Share
-    from laneway.policy import Backoff, Layers, PolicyTable
-    from laneway.tiers import TierLayers
 
 LAYOUT = 21
 """That of 0.1.0, the first version whose namespaces are kept."""

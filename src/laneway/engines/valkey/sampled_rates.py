@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from laneway.engines.base import LaneRate
 from laneway.engines.shared import size_classes
 from laneway.engines.valkey import record_formats
-from laneway.engines.valkey.views import together
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from laneway.engines.valkey.views import Reads, View
+from laneway.engines.valkey.views import Reads, View, together
 
 
 def of_lanes(view: View, limit: int) -> list[LaneRate]:

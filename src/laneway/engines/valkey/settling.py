@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
 
+from laneway.engines.sharded.splitting import Numbers
 from laneway.engines.shared.naming import generated_id
 from laneway.engines.valkey import record_formats
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from laneway.engines.sharded.splitting import Numbers
-    from laneway.message import Settlement, SettlementAnswer
+from laneway.message import Settlement, SettlementAnswer
 
 
 class SettleCall:

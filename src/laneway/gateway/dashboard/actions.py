@@ -10,7 +10,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable  # noqa: TC003  # msgspec reads the annotations
+from collections.abc import Callable  # msgspec reads the annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 

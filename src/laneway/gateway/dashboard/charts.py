@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from laneway.engines.base import WAIT_BOUNDS_US
+from laneway.engines.base import WAIT_BOUNDS_US, WorkerView
 from laneway.gateway import problems
 from laneway.gateway.dashboard import heat
-from laneway.history.figures import WaitingTimes
+from laneway.history.figures import HistoryRow, WaitingTimes
+from laneway.history.records import Row
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.base import WorkerView
-    from laneway.history.figures import HistoryRow
-    from laneway.history.records import Row
 
 RANGES: dict[str, float] = {
     "15m": 900,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 
 from laneway.gateway import problems
+from laneway.gateway.call import Call
 from laneway.gateway.dashboard import exporting, rendering
-from laneway.gateway.dashboard.actions import ACTIONS
+from laneway.gateway.dashboard.actions import ACTIONS, Action, ApiCall
 from laneway.gateway.dashboard.collector import Collector
 from laneway.gateway.dashboard.forms import Fields, Form
 from laneway.gateway.dashboard.local_login_pages import login_page
@@ -22,21 +24,14 @@ from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages import message
 from laneway.gateway.dashboard.performing import perform
 from laneway.gateway.dashboard.queries import ExportQuery, LiveQuery, MessageQuery
+from laneway.gateway.dashboard.reader import Reader
 from laneway.gateway.dashboard.view import ASSETS, Link, Urls, View
 from laneway.gateway.extension import Extension, html, page, redirect
-from laneway.gateway.http import Stream
+from laneway.gateway.http import Request, Response, Stream
+from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
+from laneway.runtime.runtime import Application
 from laneway.units import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from laneway.gateway.call import Call
-    from laneway.gateway.dashboard.actions import Action, ApiCall
-    from laneway.gateway.dashboard.reader import Reader
-    from laneway.gateway.http import Request, Response
-    from laneway.gateway.login.access import Caller
-    from laneway.runtime.runtime import Application
 
 NO_PAGE = Page(name="", path="", title="", build=lambda _: {})
 """What answers to forms show: nothing of it is kept live, and it is not in the menu."""

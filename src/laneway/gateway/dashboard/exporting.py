@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
+from laneway.engines.base import MessageView
 from laneway.gateway.http import JSON, Response
 from laneway.message import RAW
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.base import MessageView
 
 OCTETS = b"application/octet-stream"
 

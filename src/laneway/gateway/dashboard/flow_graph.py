@@ -7,16 +7,11 @@ calls before it. A call that has ended is gone, so the graph shows the flow from
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER, TASK_HEADER
+from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER, TASK_HEADER, FullEngine, MessageView
 from laneway.printable import escaped
 from laneway.tasks import flow, outcomes
-
-if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine, MessageView
 
 MOST = 40
 """The maximum number of calls in a graph."""

@@ -5,18 +5,15 @@ of equal cells are one line, so that a map of thousands of cells is a few kiloby
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from laneway.engines.base import WAIT_BOUNDS_US
 from laneway.gateway.dashboard import words
+from laneway.history.records import HandlerCounts, Row
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from laneway.history.records import HandlerCounts, Row
 
 COLUMNS = 60
 """The maximum number of columns of a map."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable  # noqa: TC003  # msgspec reads the annotations
+from collections.abc import Callable  # msgspec reads the annotations
 from typing import Any
 
 import msgspec
 
-from laneway.gateway.dashboard.view import View  # noqa: TC001  # as above
-from laneway.gateway.login.access import Scope  # noqa: TC001  # as above
+from laneway.gateway.dashboard.view import View  # as above
+from laneway.gateway.login.access import Scope  # as above
 from laneway.gateway.schema import NoQuery
 
 

@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, cast
 
 from laneway.admin import top_topics
-from laneway.admin.top_topics import MEASURES
+from laneway.admin.top_topics import MEASURES, ListOrder
 from laneway.admin.workers import Coverage
+from laneway.engines.base import (
+    FullEngine,
+    LaneRate,
+    Overview,
+    TopicStats,
+    WorkerView,
+)
 from laneway.history import figures, sampling
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
-    from laneway.admin.top_topics import ListOrder
-    from laneway.engines.base import (
-        FullEngine,
-        LaneRate,
-        Overview,
-        TopicStats,
-        WorkerView,
-    )
-    from laneway.history.figures import History
-    from laneway.history.records import Row
-    from laneway.policy import PolicyTable
+from laneway.history.figures import History
+from laneway.history.records import Row
+from laneway.policy import PolicyTable
 
 T = TypeVar("T")
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway import presenting
+from laneway.engines.base import MessageView, TopicStats
 from laneway.message import RAW
 from laneway.printable import escaped
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.base import MessageView, TopicStats
 
 MAX_BODY = 64 << 10
 """Most bytes of a body that a page shows."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-if TYPE_CHECKING:
-    from laneway.engines.base import Records
+from laneway.engines.base import Records
 
 
 def shared_key(engine: Records, name: str) -> bytes:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from laneway.engines.base import Records
 from laneway.errors import UsageError
 from laneway.gateway.login import tokens
 from laneway.gateway.login.access import SCOPES
-
-if TYPE_CHECKING:
-    from laneway.engines.base import Records
 
 NAME = "token file"
 """The name of a token that came from a file."""

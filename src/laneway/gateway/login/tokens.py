@@ -15,23 +15,20 @@ import threading
 import time
 import zlib
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from laneway import units
+from laneway.engines.base import Records
 from laneway.errors import Refused, UsageError
 from laneway.gateway.login.access import SCOPES, Caller
 from laneway.gateway.login.local_login import HINTS
 from laneway.gateway.problems import Problem
 from laneway.policy import CONTROL, check_pattern
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Sequence
-
-    from laneway.engines.base import Records
-    from laneway.runtime.runtime import Runtime
-    from laneway.units import Duration
+from laneway.runtime.runtime import Runtime
+from laneway.units import Duration
 
 T = TypeVar("T")
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from laneway import units
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from laneway.message import Batch
+from laneway.message import Batch
 
 Numbers = tuple[int, int]
 """Handle and fence of a lease."""

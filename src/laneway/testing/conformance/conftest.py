@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 
 from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
 from laneway.testing.engine_driver import EngineDriver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from laneway.engines.base import FullEngine, Settings
 
 
 @pytest.fixture

@@ -5,19 +5,15 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
 from laneway.headers import COST
-from laneway.message import Settlement
+from laneway.message import Lease, Settlement
 from laneway.policy import Gate
 from laneway.testing.engine_driver import EngineDriver
 from laneway.tiers import Tier
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from laneway.message import Lease
 
 SECONDS = 10
 SHORTEST, LONGEST = 0.03, 0.07

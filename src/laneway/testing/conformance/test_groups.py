@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 import pytest
 
 from laneway.engines.base import MAX_PASSED_OVER
-from laneway.message import Draft
-from laneway.policy import Gate, Tier
-from laneway.testing.engine_driver import TIERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from laneway.message import Lease
-    from laneway.policy import Layer
-    from laneway.testing.engine_driver import EngineDriver
+from laneway.message import Draft, Lease
+from laneway.policy import Gate, Layer, Tier
+from laneway.testing.engine_driver import TIERS, EngineDriver
 
 
 def fill(driver: EngineDriver, topics: Iterable[str], each: int) -> None:

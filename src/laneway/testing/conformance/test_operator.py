@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from laneway.engines.base import BY_OPERATOR, SIGNALS_HEADER
+from laneway.engines.base import BY_OPERATOR, SIGNALS_HEADER, MoveAnswer, MoveTarget
 from laneway.message import Settlement
+from laneway.testing import EngineDriver
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from laneway.engines.base import MoveAnswer, MoveTarget
-    from laneway.testing import EngineDriver
 
 HOUR = 3600 * SECOND
 

@@ -4,19 +4,15 @@ Every policy field, changed while messages wait: they obey it, or keep what thei
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from laneway.errors import BadMessage, TopicInUse
 from laneway.headers import COST
 from laneway.policy import FIELDS, Gate
+from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.testing.engine_driver import EngineDriver
 
 
 def rate(driver: EngineDriver) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
 from laneway.errors import BadPolicy
+from laneway.testing.engine_driver import EngineDriver
 from laneway.tiers import Tier
-
-if TYPE_CHECKING:
-    from laneway.testing.engine_driver import EngineDriver
 
 
 def shares(driver: EngineDriver, deliveries: int = 100, size: int = 10) -> Counter[str]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import pytest
 
+from laneway.engines.base import TopicOrder
 from laneway.engines.shared.listing import FEW, MEASURES
 from laneway.message import Draft
 from laneway.testing.engine_driver import EngineDriver
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from laneway.engines.base import TopicOrder
 
 LARGE = {"push.a": 900, "push.b": 700, "push.c": 500, "mail.d": 350, "mail.e": 250}
 

@@ -7,8 +7,10 @@ import importlib
 import os
 import pickle
 import signal
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
 from laneway import storable
 from laneway.errors import DestinationUnavailable, Reject, Retry
@@ -23,14 +25,9 @@ from laneway.working.error_details import (
     text_of,
 )
 from laneway.working.handler import CURRENT
+from laneway.working.log_format import LogStyle
 from laneway.working.outcome import Portable
 from laneway.working.time_limits import SoftTimeLimit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
-
-    from laneway.working.log_format import LogStyle
 
 
 def serve(pipe: Connection, address: str, setup: str | None, style: LogStyle) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
 
 from laneway.admin import audit_log
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import AuditQuery
-
-if TYPE_CHECKING:
-    import msgspec
-
-    from laneway.gateway.dashboard.view import View
+from laneway.gateway.dashboard.view import View
 
 SHOWN = 50
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from laneway.admin.fingerprints import fingerprint_of, grouped
+from laneway.admin.fingerprints import DeadGroup, fingerprint_of, grouped
+from laneway.engines.base import MessageView
 from laneway.gateway import operations
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.actions import MOST_TOPICS
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import DeadQuery
+from laneway.gateway.dashboard.view import View
+from laneway.gateway.operations import Operation
 from laneway.policy import check_topic
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from laneway.admin.fingerprints import DeadGroup
-    from laneway.engines.base import MessageView
-    from laneway.gateway.dashboard.view import View
-    from laneway.gateway.operations import Operation
 
 LOOKED_AT = 500
 """Letters that are grouped, the oldest ones. They are read every 10 seconds."""

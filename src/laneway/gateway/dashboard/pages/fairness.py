@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway.engines.base import WAIT_BOUNDS_US
 from laneway.gateway.dashboard import charts, heat, words
@@ -11,15 +12,10 @@ from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages.now import tiers_of
 from laneway.gateway.dashboard.queries import RangeQuery
 from laneway.gateway.dashboard.reader import COMPARED_LANES
-from laneway.history.records import AGE_BUCKETS, oldest_ages
+from laneway.gateway.dashboard.view import View
+from laneway.history.figures import WaitingTimes
+from laneway.history.records import AGE_BUCKETS, Row, oldest_ages
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.gateway.dashboard.view import View
-    from laneway.history.figures import WaitingTimes
-    from laneway.history.records import Row
 
 NAMED_BUCKETS = 8
 """The number of buckets of topics that are named next to the map."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from laneway.engines.base import FullEngine, TopicStats
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import FutureQuery
+from laneway.gateway.dashboard.view import View
 from laneway.schedules import store
+from laneway.schedules.store import Firing, Planned
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine, TopicStats
-    from laneway.gateway.dashboard.view import View
-    from laneway.schedules.store import Firing, Planned
 
 SHOWN = 100
 LOOKED_AT = 100

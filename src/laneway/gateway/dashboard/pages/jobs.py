@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway.engines.base import WAIT_BOUNDS_US
 from laneway.gateway.dashboard import charts, flow_graph, heat, words
+from laneway.gateway.dashboard.flow_graph import Graph
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import JobQuery
+from laneway.gateway.dashboard.view import View
 from laneway.policy import check_topic
-from laneway.tasks.job import job_of
+from laneway.tasks.job import JobState, job_of
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from laneway.gateway.dashboard.flow_graph import Graph
-    from laneway.gateway.dashboard.view import View
-    from laneway.tasks.job import JobState
 
 MAX_RESULT = 4000
 MAX_TASKS = 20

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from laneway.engines.base import TopicStats
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import PageQuery
+from laneway.gateway.dashboard.view import View
+from laneway.history.records import Row
 from laneway.policy import DISABLED, is_pattern
-
-if TYPE_CHECKING:
-    from laneway.engines.base import TopicStats
-    from laneway.gateway.dashboard.view import View
-    from laneway.history.records import Row
 
 LOOKED_AT = 100
 SHOWN = 20

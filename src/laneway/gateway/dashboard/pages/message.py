@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from laneway import arguments
+from laneway.engines.base import Explanation
 from laneway.gateway import visible_reasons
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.actions import ACTIONS
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages import endpoint
 from laneway.gateway.dashboard.queries import MessageQuery
+from laneway.gateway.dashboard.view import View
 from laneway.policy import check_topic
-
-if TYPE_CHECKING:
-    from laneway.engines.base import Explanation
-    from laneway.gateway.dashboard.view import View
 
 STEPS = {
     "delayed": ("published", "delayed"),

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway.engines.base import Overview
 from laneway.gateway.dashboard import charts
+from laneway.gateway.dashboard.charts import Window
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import NowQuery
 from laneway.gateway.dashboard.standing_out import FAILING_PART, health, sentences
-
-if TYPE_CHECKING:
-    from laneway.engines.base import Overview
-    from laneway.gateway.dashboard.charts import Window
-    from laneway.gateway.dashboard.view import View
-    from laneway.history.figures import History
-    from laneway.tiers import Tiers
+from laneway.gateway.dashboard.view import View
+from laneway.history.figures import History
+from laneway.tiers import Tiers
 
 
 def build(view: View) -> dict[str, Any]:

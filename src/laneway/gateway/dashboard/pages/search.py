@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway.admin import topic_names
+from laneway.engines.base import MessageView, TopicStats
 from laneway.errors import LanewayError
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages import endpoint
 from laneway.gateway.dashboard.pages.topic import reasons_of
 from laneway.gateway.dashboard.queries import SearchQuery
+from laneway.gateway.dashboard.view import View
 from laneway.policy import check_pattern, check_topic, is_pattern
-
-if TYPE_CHECKING:
-    from laneway.engines.base import MessageView, TopicStats
-    from laneway.gateway.dashboard.view import View
 
 MOST = 20
 EXPLAINED = 3

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import TokensQuery
+from laneway.gateway.dashboard.view import View
 from laneway.gateway.login import tokens
 from laneway.gateway.login.access import SCOPES
-
-if TYPE_CHECKING:
-    from laneway.gateway.dashboard.view import View
 
 SHOWN = 100
 

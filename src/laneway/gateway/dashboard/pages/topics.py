@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway.admin.top_topics import ORDERS
+from laneway.engines.base import TopicStats
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import TopicsQuery
+from laneway.gateway.dashboard.view import View
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import TopicAnswer
 from laneway.gateway.wire import topic_fields
 from laneway.history.records import bucket_of
 from laneway.policy import check_pattern, is_pattern
 from laneway.subscriptions import is_copy
-
-if TYPE_CHECKING:
-    from laneway.engines.base import TopicStats
-    from laneway.gateway.dashboard.view import View
 
 SHOWN = 50
 LOOKED_AT = 250

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from laneway.engines.base import WorkerView
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import PageQuery
 from laneway.gateway.dashboard.reader import MAX_WORKERS
-
-if TYPE_CHECKING:
-    from laneway.engines.base import WorkerView
-    from laneway.gateway.dashboard.view import View
+from laneway.gateway.dashboard.view import View
 
 
 def build(view: View) -> dict[str, Any]:
