@@ -439,13 +439,16 @@ class _Candidates:
         elif self._only is not None:
             self._only.ended(self.number, index)
 
-    def _read_behind(self) -> None:
-        """Read one more page of each index: the last lane takes the whole room, others a chunk."""
-        markers = [marker for marker in self._heap if marker[2]]
-        self._heap = [entry for entry in self._heap if not entry[2]]
-        heapq.heapify(self._heap)
-        for vt, number, _, index in markers:
-            self._read_more(index, (vt, number))
+    def _read_to_the_second(self) -> None:
+        """
+        Read the next page of each index until there are two entries, or no more pages: the last
+        lane takes the whole room, others a chunk.
+        """
+        while self._entries <= 1 and (markers := [marker for marker in self._heap if marker[2]]):
+            self._heap = [entry for entry in self._heap if not entry[2]]
+            heapq.heapify(self._heap)
+            for vt, number, _, index in markers:
+                self._read_more(index, (vt, number))
 
     def _read_groups(self, numbers: list[int]) -> None:
         """Read groups, and the lanes that a visit of each needs at least."""
@@ -534,8 +537,8 @@ class _Candidates:
 
     def count(self, most: int) -> int:
         """How many lanes and groups it has, as far as they were read; 1 only if it is the last."""
-        if self._entries == 1 and self._only is None:
-            self._read_behind()
+        if self._only is None:
+            self._read_to_the_second()
         while True:
             found = self._entries
             for line in self._lines.values():
