@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
+import psycopg
 import pytest
 
 from laneway.engines import open_engine
@@ -274,3 +275,29 @@ def test_a_lane_that_wakes_soon_is_awaited(
     publisher.put(some(1, start=1, topics=1))
     assert listener.poll(30) is True
     listener.close()
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_notification_that_cannot_be_read_makes_a_waiter_look(
+    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch, shards: int
+) -> None:
+    """Another version sends it, or another program; the process is notified as before."""
+    monkeypatch.setattr(wakeup, "LONGEST_PAUSE", 600.0)
+    monkeypatch.setattr(wakeup, "LOOK_AGAIN", 600.0)  # only a notification makes it look
+    url = f"{server.url}?shards={shards}" if shards > 1 else server.url
+    engine = opened(url)
+    space = engine.namespace  # type: ignore[attr-defined]
+    publisher = opened(url, namespace=space)
+    waiter = Waiter(engine, 18)
+    until(lambda: len(sleepers(server, space)) == 1, "it waits")
+    ((channel, _),) = sleepers(server, space)
+    numbers = ("", "x", "-1", f"{shards}", "\u0663", "9" * 20, "9" * 5_000)
+    texts = ("", "w", "b", "x", "w0", "b99 default", *(f"w{number} default" for number in numbers))
+    with psycopg.connect(server.url, autocommit=True) as stranger:
+        for n, text in enumerate(texts):
+            stranger.execute("SELECT pg_notify(%s, %s)", (channel, text))
+            publisher.put(some(1, start=n))
+            until(lambda n=n: f"m{n}" in waiter.ids, text)  # type: ignore[misc]
+    publisher.put(some(5, start=len(texts)))
+    waiter.join(30)
+    assert sorted(waiter.ids) == sorted(f"m{n}" for n in range(18))

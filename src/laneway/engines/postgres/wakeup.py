@@ -100,6 +100,7 @@ class Wakeup(sql_wakeup.Wakeup):
     def serve(self, shards: int) -> None:
         """A waiter's look is at this many shards."""
         self.look_again = max(LONGEST_PAUSE, LONGEST_PAUSE_A_SHARD * shards)
+        self._shards = {str(shard): shard for shard in range(shards)}
 
     @property
     def is_notified(self) -> bool:
@@ -114,7 +115,7 @@ class Wakeup(sql_wakeup.Wakeup):
         return LOOK_AGAIN, self.look_again if self._presence.is_connected else LOOK_AGAIN
 
     def _look_now(self) -> None:
-        """Notifications may have been lost: all waiters of this process look."""
+        """A notification may have been lost, or cannot be read: all waiters here look."""
         for listener in list(self.waiting):
             listener.look()
 
@@ -141,17 +142,12 @@ class Wakeup(sql_wakeup.Wakeup):
         """
         Wake this process's workers with some topics, and one that serves all; whether there is one.
         """
-        all_topics = []
-        for listener in list(self.waiting):
-            if listener.pool == pool and listener.is_waiting:
-                if listener.topics is None:
-                    all_topics.append(listener)
-                else:
-                    listener.notify()
-        if not all_topics:
-            return False
-        self._random.choice(all_topics).notify()
-        return True
+        waiting = [each for each in list(self.waiting) if each.pool == pool and each.is_waiting]
+        serve_all = [each for each in waiting if each.topics is None]
+        chosen = [self._random.choice(serve_all)] if serve_all else []
+        for listener in (*chosen, *(each for each in waiting if each.topics is not None)):
+            listener.notify()
+        return bool(serve_all)
 
     def _wake_busy(self, pool: str) -> bool:
         busy = [listener for listener in list(self.busy) if listener.pool == pool]
@@ -171,8 +167,12 @@ class Wakeup(sql_wakeup.Wakeup):
         if kind == "r":
             super().notify_results(rest.split("\n"))
             return
-        shard, _, pool = rest.partition(" ")
-        self.changed.add(int(shard))
+        name, _, pool = rest.partition(" ")
+        shard = self._shards.get(name)
+        if shard is None:  # another version sent it, or another program
+            self._look_now()
+            return
+        self.changed.add(shard)
         if kind == "b":
             self._wake_busy(pool)
         elif not self._wake_workers(pool) and not self._wake_busy(pool):
@@ -410,9 +410,8 @@ class _Presence:
 
     def forward(self, pool: str, text: str) -> None:
         """Nobody waits here any more: notify a worker of another process."""
-        chosen = [channel for channel, kind in self.others(pool) if kind in (ALL, BUSY)]
-        if chosen:
-            self.send([(random.choice(chosen), text)])
+        channels = [channel for channel, kind in self.others(pool) if kind in (ALL, BUSY)]
+        self.send([(random.choice(channels), text)] if channels else [])
 
     def _run(self, statement: str, values: Sequence[object]) -> list[Any]:
         while (connection := self._usable()) is not None:
