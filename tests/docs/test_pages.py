@@ -48,7 +48,7 @@ def test_programs_run(program: str, tmp_path: Path, python: Forks) -> None:
     """A program runs in an empty folder. One that consists of tests is run by pytest."""
     (tmp_path / "test_program.py").write_text(program)
     if "pytest.fixture" in program:
-        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "gate_rate"]
+        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "gate_concurrency"]
         result = subprocess.run(
             [sys.executable, *command, "test_program.py"],
             cwd=tmp_path,

@@ -44,16 +44,6 @@ def test_dead_letters_that_are_kept_for_ever(driver: EngineDriver) -> None:
     assert len(driver.engine.dead_list("a")) == 1
 
 
-def test_redrive_spacing(driver: EngineDriver) -> None:
-    """With spacing, the n-th redriven message is due n spacings from now."""
-    driver.put("a", "1", "2", "3")
-    driver.settle(driver.lease(), "dead")
-    assert driver.engine.dead_redrive(spacing_us=SECOND, now_us=driver.now) == 3
-    assert driver.run() == ["1"]
-    driver.later(2)
-    assert driver.run() == ["2", "3"]
-
-
 def test_redrive_spacing_over_pages(driver: EngineDriver) -> None:
     """`first_us` continues the spacing of an earlier call, so pages keep one rate."""
     driver.put("a", "1", "2", "3", "4")

@@ -17,30 +17,6 @@ def jain(given: Counter[str]) -> float:
     return given.total() ** 2 / (len(given) * sum(number**2 for number in given.values()))
 
 
-@pytest.mark.parametrize("size", [1, 7, 100])
-def test_shares_of_tiers(driver: EngineDriver, size: int) -> None:
-    """Tiers 6 : 3 : 1 get their shares within 1 % of 2,000; unused shares go to the others."""
-    driver.open(tiers=TIERS)
-    for tier in TIERS:
-        driver.policy(f"{tier}.*", tier=tier)
-        for n in range(10):
-            driver.put(f"{tier}.{n}", *map(str, range(200)))
-    seen: Counter[str] = Counter()
-    while seen.total() < 2_000:
-        leases = driver.lease(size)
-        seen.update(lease.topic.partition(".")[0] for lease in leases)
-        driver.settle(leases)
-    assert {tier: round(seen[tier] / seen.total(), 2) for tier in TIERS} == {
-        "high": 0.6,
-        "mid": 0.3,
-        "low": 0.1,
-    }
-    for n in range(10):
-        driver.engine.topic_purge(f"high.{n}", now_us=driver.now)
-        driver.engine.topic_purge(f"mid.{n}", now_us=driver.now)
-    assert len(driver.lease(500)) == 500
-
-
 def test_strict_tier(driver: EngineDriver) -> None:
     """A strict tier is served before all others."""
     driver.open(tiers={"first": Tier("strict"), "mid": Tier(1)})
@@ -48,19 +24,6 @@ def test_strict_tier(driver: EngineDriver) -> None:
     driver.put("a", *map(str, range(10)))
     driver.put("f", "x", "y")
     assert driver.bodies(5)[:2] == ["x", "y"]
-
-
-def test_weights(driver: EngineDriver) -> None:
-    """A topic with weight 3 gets three times as much as one with weight 1."""
-    driver.policy("heavy", weight=3)
-    driver.put("heavy", *map(str, range(400)))
-    driver.put("light", *map(str, range(400)))
-    seen: Counter[str] = Counter()
-    for _ in range(40):
-        leases = driver.lease(10)
-        seen.update(lease.topic for lease in leases)
-        driver.settle(leases)
-    assert seen["heavy"] / seen["light"] == pytest.approx(3, rel=0.05)
 
 
 def test_flooding_topic(driver: EngineDriver) -> None:
@@ -123,19 +86,6 @@ def test_fair_by_time(driver: EngineDriver) -> None:
             spent[lease.topic] += cost
             driver.settle([lease], cost_us=cost)
     assert spent["long"] / spent["short"] == pytest.approx(1, rel=0.35)
-
-
-@pytest.mark.parametrize("size", [1, 7, 100])
-def test_many_equal_topics(driver: EngineDriver, size: int) -> None:
-    """Jain's index of 50 equal topics is at least 0.99 once each has had 20 on average."""
-    for n in range(50):
-        driver.put(f"t.{n}", *["x"] * 40)
-    given: Counter[str] = Counter({f"t.{n}": 0 for n in range(50)})
-    while given.total() < 1_000:
-        leases = driver.lease(min(size, 1_000 - given.total()))
-        given.update(lease.topic for lease in leases)
-        driver.settle(leases)
-    assert jain(given) >= 0.99
 
 
 def test_shares_of_tiers_in_every_pool(driver: EngineDriver) -> None:
@@ -215,7 +165,7 @@ def test_shares_of_tiers_in_every_window(driver: EngineDriver) -> None:
         ] == [True] * 3, window
 
 
-@pytest.mark.parametrize("topics", [2, 10, 40])
+@pytest.mark.parametrize("topics", [2, 10, 50])
 def test_few_equal_topics(driver: EngineDriver, topics: int) -> None:
     """Jain's index is at least 0.99 in every window in which each topic has at least 20."""
     draw = random.Random(topics)

@@ -73,19 +73,6 @@ def test_gate_concurrency(driver: EngineDriver) -> None:
         driver.policy("x", gate="nowhere")
 
 
-def test_gate_rate(driver: EngineDriver) -> None:
-    """A gate's rate is never exceeded, and its lanes wake with the next permit."""
-    driver.engine.gate_set("g", Gate(rate=10.0, burst=1), now_us=driver.now)
-    driver.policy("*", gate="g")
-    driver.put("a", "1", "2")
-    driver.put("b", "3")
-    batch = driver.batch()
-    assert len(batch.leases) == 1
-    assert batch.next_wake_us == driver.now + 100_000
-    driver.later(0.1)
-    assert len(driver.lease()) == 1
-
-
 def test_pause(driver: EngineDriver) -> None:
     """A paused topic accepts messages and delivers none until it is resumed, by pattern too."""
     driver.put("p.a", "1")

@@ -177,16 +177,6 @@ def test_back_off_of_a_topic(driver: EngineDriver) -> None:
     assert sound(driver)
 
 
-def test_end_of_a_back_off(driver: EngineDriver) -> None:
-    """An operator ends a back-off: all is delivered at once."""
-    for n in range(3):
-        driver.put("a", str(n))
-    driver.settle(driver.lease(1), "back_off")
-    assert driver.bodies() == []
-    assert driver.engine.topic_back_off("a", 0, now_us=driver.now) == 1
-    assert len(driver.bodies()) == 3
-
-
 def test_store_parts(driver: EngineDriver) -> None:
     """The files or servers have all shards together; a file or server uses some bytes."""
     driver.put("parts.a", "1")

@@ -109,13 +109,6 @@ def test_delay_longer_than_ttl_is_refused(driver: EngineDriver) -> None:
     assert driver.waiting("a") == 0
 
 
-def test_body_limit(driver: EngineDriver) -> None:
-    """A body over `max_body` is an error that names both sizes."""
-    driver.policy("a", max_body=10)
-    with pytest.raises(BadMessage, match="11 bytes"):
-        driver.put("a", "x" * 11)
-
-
 def test_nul_is_refused(driver: EngineDriver) -> None:
     """A key or an id with NUL: not every database can keep it. Nothing is stored."""
     driver.put("a", "1")

@@ -382,13 +382,6 @@ def test_cancel_while_waiting_for_signals(driver: EngineDriver) -> None:
     assert [check for check in driver.engine.doctor() if not check.ok] == []
 
 
-@pytest.mark.parametrize("count", ["0", "many", "1000000", ""])
-def test_invalid_signal_count(driver: EngineDriver, count: str) -> None:
-    """The number of signals must be from 1 to 100,000."""
-    with pytest.raises(BadMessage, match=f"{SIGNALS_HEADER} to be a number from 1 to 100,000"):
-        driver.put("a", "1", headers={SIGNALS_HEADER: count})
-
-
 def test_on_end(driver: EngineDriver) -> None:
     """
     `on_end` publishes an end notice with all followers, or returns the outcome of an ended one.
@@ -563,9 +556,9 @@ def test_invalid_result_ttl(driver: EngineDriver) -> None:
 
 
 def test_invalid_signal_counts_change_nothing(driver: EngineDriver) -> None:
-    """An invalid number of signals refuses the whole batch."""
+    """The number must be from 1 to 100,000; another one refuses the whole batch."""
     for count in ("9" * 5000, "100001", "-1", "x", "", "0", "1.5", "\u00b2"):
-        with pytest.raises(BadMessage, match=SIGNALS_HEADER):
+        with pytest.raises(BadMessage, match=f"{SIGNALS_HEADER} to be a number from 1 to 100,000"):
             driver.engine.put(
                 [Draft("a", b"1"), Draft("a", b"1", headers={SIGNALS_HEADER: count})],
                 now_us=driver.now,

@@ -8,18 +8,8 @@ import pytest
 
 from laneway.errors import BadPolicy
 from laneway.policy import MAX_GATES, Gate
+from laneway.testing.conformance.test_combined_limits import a_gate
 from laneway.testing.engine_driver import EngineDriver
-
-
-def a_gate(
-    driver: EngineDriver,
-    name: str,
-    *,
-    rate: float | None = None,
-    burst: int | None = None,
-    concurrency: int | None = None,
-) -> None:
-    driver.engine.gate_set(name, Gate(rate, burst, concurrency), now_us=driver.now)
 
 
 def leased(driver: EngineDriver) -> dict[str, int]:
@@ -142,16 +132,6 @@ def test_changed_gates_apply_to_waiting_lanes(driver: EngineDriver) -> None:
     assert leased(driver) == {"g": 0, "h": 0}
     assert driver.bodies() == ["2"]
     assert leased(driver) == {"g": 1, "h": 1}
-
-
-def test_release_gives_back_permits_of_all_gates(driver: EngineDriver) -> None:
-    """A message that never began returns the permit of each gate."""
-    a_gate(driver, "g", rate=1, burst=1)
-    a_gate(driver, "h", rate=1, burst=1)
-    driver.policy("a", gate=["g", "h"])
-    driver.put("a", "1")
-    driver.settle(driver.lease(), "release", begun=False)
-    assert driver.bodies() == ["1"]
 
 
 def test_explain_names_each_shut_gate(driver: EngineDriver) -> None:
