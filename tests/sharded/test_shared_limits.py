@@ -328,9 +328,8 @@ def test_partitions_share_a_limit_that_adapts_over_shards(opened: Callable[..., 
     assert (stats.limit, stats.leased) == (24, 24), "one partition gets all of it"
     last = engine.put([Draft(topic, b"x", key=KEYS[0])], now_us=simulation.now)[0].id
     (reason, _) = engine.explain(last, topic, now_us=simulation.now).reasons
-    assert (
-        "24 messages of its topic run, and its concurrency is 24 now (auto, 1 to 24): r" in reason
-    )
+    text = "24 messages of its topic are leased, and its concurrency is 24 now (auto, 1 to 24): r"
+    assert text in reason
     engine.topic_delete(topic, now_us=simulation.now)
     shards.now = simulation.now + 15 * 60 * 1_000_000
     shards.steps_of(4)

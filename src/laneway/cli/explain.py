@@ -112,7 +112,7 @@ def _show_topic(found: TopicExplanation, *, as_json: bool) -> None:
         if reason.advice:
             say(f"    try: {reason.advice}")
     next_one = f"; the next message is {found.message}" if found.message else ""
-    say(f"  {found.waiting:,} wait, {found.leased:,} run, {found.dead:,} dead{next_one}")
+    say(f"  {found.waiting:,} wait, {found.leased:,} leased, {found.dead:,} dead{next_one}")
 
 
 def _show_message(explanation: Explanation, *, as_json: bool) -> None:

@@ -372,7 +372,7 @@ def _shared(facts: Facts, gate: GateFacts) -> str:
         limit = adaptive.limit_of_all(gate.shares)
         run = _adapting(facts, leased, limit, adaptive.latest(gate.shares))
         return run + rest if leased < limit else run
-    run = f"{_running(gate.leased)}, and its concurrency is {policy.concurrency}"
+    run = f"{_leased(gate.leased)}, and its concurrency is {policy.concurrency}"
     if isinstance(policy.concurrency, int) and gate.leased < policy.concurrency:
         run += rest
     return run
@@ -383,7 +383,7 @@ def _adapting(facts: Facts, leased: int, limit: int, flow: Flow) -> str:
     policy = facts.policy
     why = adaptive.REASONS[flow.reason].format(ago=_duration(facts.now_us - flow.changed))
     return (
-        f"{_running(leased)}, and its concurrency is {limit} now (auto,"
+        f"{_leased(leased)}, and its concurrency is {limit} now (auto,"
         f" {policy.min_concurrency} to {policy.max_concurrency}): {why}"
     )
 
@@ -420,11 +420,11 @@ def _full(facts: Facts) -> str | None:
         return None
     if policy.lane_adapts:
         return _adapting(facts, facts.leased, limit, facts.flow or adaptive.Flow())
-    return f"{_running(facts.leased)}, and its concurrency is {policy.concurrency}"
+    return f"{_leased(facts.leased)}, and its concurrency is {policy.concurrency}"
 
 
-def _running(count: int) -> str:
-    return counted(count, "message of its topic runs", "messages of its topic run")
+def _leased(count: int) -> str:
+    return counted(count, "message of its topic is leased", "messages of its topic are leased")
 
 
 def _time_ahead(facts: Facts) -> int:

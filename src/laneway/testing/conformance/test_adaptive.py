@@ -128,7 +128,7 @@ def test_explain(driver: EngineDriver) -> None:
     assert driver.engine.topic_stats("a", now_us=driver.now).limit == 2
     driver.later(1)
     (reason, _) = driver.engine.explain("last", "a", now_us=driver.now).reasons
-    assert "2 messages of its topic run, and its concurrency is 2 now (auto, 1 to 64)" in reason
+    assert "2 messages of its topic are leased, and its concurrency is 2 now (auto, 1 to" in reason
     driver.settle(leases, "retry", delay_us=0, overload="timeout")
     driver.later(3)
     driver.lease()
@@ -210,8 +210,8 @@ def test_explain_partitions(driver: EngineDriver) -> None:
     for key in KEYS:
         (reason, _) = driver.engine.explain(_last_of(driver, key), "a", now_us=driver.now).reasons
         assert reason == (
-            "1 message of its topic runs, and its concurrency is 1 now (auto, 1 to 64): lowered"
-            " 3.0 s ago after a timeout"
+            "1 message of its topic is leased, and its concurrency is 1 now (auto, 1 to 64):"
+            " lowered 3.0 s ago after a timeout"
         )
 
 

@@ -264,7 +264,7 @@ def test_explain_names_what_partitions_share(driver: EngineDriver) -> None:
         explanation = driver.engine.explain(message.id, topic, now_us=driver.now)
         reasons[topic] = " ".join(explanation.reasons)
         assert len(explanation.causes) == len(explanation.reasons)
-    assert "4 messages of its topic run, and its concurrency is 4" in reasons["a"]
+    assert "4 messages of its topic are leased, and its concurrency is 4" in reasons["a"]
     assert "the topic's rate (30/min) admits the next delivery in 2.0 s" in reasons["b"]
 
 
