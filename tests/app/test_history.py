@@ -178,6 +178,32 @@ def test_a_backlog_that_falls_does_not_grow(app: Laneway, world: World) -> None:
     assert growing.drain_seconds is None
 
 
+def test_a_burst_does_not_count_as_growth_once_the_backlog_falls(
+    app: Laneway, world: World
+) -> None:
+    """More wait than a minute ago, but fewer than 10 to 30 s ago: the forecasts are of that."""
+    app.policy("slow.*", max_backlog=1000)
+    for _ in range(10):
+        world.later(10)
+        app.history.read()
+    app.publish_many([Message("slow.a", n) for n in range(900)])
+    for _ in range(3):
+        world.later(10)
+        app.ack_many(app.lease(100))
+        history = app.history.read()
+    assert history.waiting == 600
+    assert history.inflow > history.outflow
+    assert history.growth == pytest.approx(-10)
+    assert history.drain_seconds == pytest.approx(60)
+    assert history.full_seconds is None
+    for _ in range(3):
+        app.publish_many([Message("slow.a", n) for n in range(20)])
+        world.later(10)
+        history = app.history.read()
+    assert history.growth > 0
+    assert history.drain_seconds is None
+
+
 def test_waiting_times_of_noisy_topics_are_apart(app: Laneway, world: World) -> None:
     """A flood does not hide how long the others wait."""
     app.publish_many([Message("flood", n) for n in range(1000)])

@@ -113,7 +113,7 @@ class History(msgspec.Struct, kw_only=True):
     - `waiting`, `oldest`: current values.
     - `inflow`, `outflow`: messages published per second, and done or died, in the last minute.
     - `growth`: the messages per second by which `waiting` has grown in the last minute; negative
-      if it has fallen.
+      if it has fallen. If it grew in a burst and has fallen for 10 to 20 s, only these count.
     - `drain_seconds`: the time until nothing waits, at that growth, or None if it does not drain.
     - `max_backlog`: the limit in messages that is reached first: that of `full_topic`, or the
       namespace's if that is None; or None if no limit exists.
@@ -189,7 +189,10 @@ def read(
 def _set_flows(
     engine: FullEngine, history: History, selected: _Selection, latest: Row, last: float
 ) -> None:
-    """Set the flows and the growth of the backlog, from the end of the row before the period."""
+    """
+    Set the flows and the growth of the backlog, from the end of the row before the period. If fewer
+    wait than two rows ago, a burst has ended, and the growth is that of the last two rows.
+    """
     step, now_us = min(RINGS), latest.end_us
     since_us = now_us - round(last * SECOND)
     rows = _rows(engine, step, since_us - step * SECOND, now_us, latest)
@@ -203,6 +206,9 @@ def _set_flows(
     history.growth = history.inflow - history.outflow
     if before:
         history.growth = (history.waiting - before[-1].waiting) / seconds
+    if history.growth > 0 and len(recent) >= 3 and recent[-3].waiting > history.waiting:
+        fell_for = sum(row.seconds for row in recent[-2:])
+        history.growth = (history.waiting - recent[-3].waiting) / fell_for
 
 
 def step_for(last: float, step: float | None) -> float:

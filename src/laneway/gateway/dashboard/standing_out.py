@@ -291,10 +291,7 @@ def _backlog(view: View) -> Iterator[Sentence]:
                 since_us=stats.oldest_us,
             )
     history = reader.history(900)
-    if history.growth * HOUR > GROWING_PART * waiting and all(
-        row.waiting < waiting
-        for row in history.rows[-3:-1]  # a burst may have ended meanwhile
-    ):
+    if history.growth * HOUR > GROWING_PART * waiting:
         yield Sentence(
             "The backlog grows:",
             f"in {words.rate(history.inflow)}, out {words.rate(history.outflow)}",
