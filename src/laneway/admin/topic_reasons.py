@@ -452,10 +452,11 @@ def _worker(case: _Case, _: Explanation, text: str) -> TopicReason:
     if coverage.handler_limit(case.policy.pool, case.topic) is not None:
         return TopicReason("worker", text, "more workers, or a larger concurrency= of the handler")
     holder = coverage.holder(case.policy.pool)
-    if coverage.busy < coverage.concurrency and holder is None and (slow := _slow_rate(case)):
+    busy, slots = coverage.slots(case.policy.pool, case.topic)
+    if busy < slots and holder is None and (slow := _slow_rate(case)):
         return slow  # it waits for a worker only while a permit is free
-    if coverage.concurrency and case.shows_others:
-        text += f"; {coverage.busy:,} of {coverage.concurrency:,} handlers are busy"
+    if slots and case.shows_others:
+        text += f"; {busy:,} of {slots:,} handlers are busy"
         if holder is not None:
             text += f"; {holder.pattern} {holder.text}"
             return TopicReason("worker", text, holder.cure(case.topic))

@@ -18,7 +18,7 @@ from laneway.subscriptions import SEPARATOR, consumer_pool, is_copy
 from laneway.working import commands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from laneway.engines.base import (
         Explanation,
@@ -59,7 +59,7 @@ UNSERVED_SECONDS = 60.0
 """How long a message waits before the doctor finds that no worker serves it."""
 
 OLDEST_TOPICS = 100
-"""How many topics with the oldest messages the doctor examines."""
+"""How many topics with the oldest messages, and with the most, the doctor examines."""
 
 
 class WorkerInfo(msgspec.Struct, kw_only=True):
@@ -307,20 +307,16 @@ class Coverage:
     def serves_topic(self, pool: str, topic: str) -> bool:
         """Whether a running worker serves the topic in the pool, and has a handler for it."""
         return self._is_cut or any(
-            pool in facts.pools
-            and (
-                facts.is_cut
-                or (
-                    (facts.topics is None or topic in facts.topics)
-                    and (
-                        not is_copy(topic)
-                        if facts.patterns is None
-                        else _handled_by(facts, topic) != []
-                    )
-                )
-            )
-            for facts in self._facts
+            pool in facts.pools and _serves(facts, topic) for facts in self._facts
         )
+
+    def slots(self, pool: str, topic: str) -> tuple[int, int]:
+        """
+        How many handlers run in the workers that serve the topic in the pool, and the maximum
+        number of them.
+        """
+        serving = [facts for facts in self._in_pool.get(pool, []) if _serves(facts, topic)]
+        return sum(each.busy for each in serving), sum(each.concurrency for each in serving)
 
     def lack(self, pool: str, topic: str) -> str | None:
         """A sentence if no worker serves the pool or the topic."""
@@ -361,18 +357,20 @@ class Coverage:
         pools = {tier.pool for tier in overview.tiers if tier.runnable}.union(
             each.pool
             for each in topics
-            if (each.ready and each.state == "asleep") or self._is_overdue(each)
+            if (each.ready and each.state == "asleep") or self.overdue_us(each)
         )
         return sorted(pool for pool in pools if not (self.serves_pool(pool) or SEPARATOR in pool))
 
-    def _is_overdue(self, stats: TopicStats) -> bool:
+    def overdue_us(self, stats: TopicStats) -> int:
         """
-        Whether a delayed message of the topic is due, and no worker leases in the topic's pool.
+        For how many microseconds a delayed message of the topic has been due, if no worker leases
+        in the topic's pool: only leasing makes it ready. Otherwise 0.
         """
         if not stats.delayed or stats.state == "paused" or self.serves_pool(stats.pool):
-            return False
+            return 0
         first = self._engine.topic_peek(stats.topic, limit=1, state="delayed")
-        return any(each.since_us <= self._engine.time_us(stats.topic) for each in first)
+        now_us = self._engine.time_us(stats.topic)
+        return max(0, now_us - first[0].since_us) if first else 0
 
     def handler_limit(self, pool: str, topic: str) -> str | None:
         """
@@ -383,7 +381,7 @@ class Coverage:
             facts.full.get(pattern, 0)
             for facts in self._in_pool.get(pool, [])
             if facts.topics is None or topic in facts.topics
-            for pattern in _handled_by(facts, topic)
+            for pattern in _handled_by(facts, topic, facts.full)
         }
         return (
             "each worker runs as many calls of its handler as the handler's own concurrency allows"
@@ -393,10 +391,22 @@ class Coverage:
         )
 
 
-def _handled_by(facts: WorkerFacts, topic: str) -> list[str]:
-    """The pattern of the worker's handler for the topic, or an empty list if it has none."""
-    patterns = handling_patterns(topic)
-    return [each for each in patterns if facts.patterns is None or each in facts.patterns][:1]
+def _serves(facts: WorkerFacts, topic: str) -> bool:
+    """Whether a worker leases the topic, where its pool is that of the topic."""
+    if facts.is_cut:
+        return True
+    if facts.topics is not None and topic not in facts.topics:
+        return False
+    return not is_copy(topic) if facts.patterns is None else _handled_by(facts, topic) != []
+
+
+def _handled_by(facts: WorkerFacts, topic: str, among: Collection[str] = ()) -> list[str]:
+    """
+    The pattern of the worker's handler for the topic, or an empty list if it has none. `among`: the
+    patterns of a worker that lists none because it handles any topic.
+    """
+    patterns = among if facts.patterns is None else facts.patterns
+    return [each for each in handling_patterns(topic) if each in patterns][:1]
 
 
 def _serves_the_same(one: WorkerFacts, other: WorkerFacts) -> bool:
@@ -511,9 +521,16 @@ def check(engine: FullEngine) -> Check:
     coverage = Coverage(engine)
     now_us = engine.time_us()
     lacks: dict[str, None] = {}
-    for topic in engine.topic_list(order="age", limit=OLDEST_TOPICS):
-        waited = (now_us - topic.oldest_us) / units.SECOND if topic.oldest_us is not None else 0.0
-        if topic.ready and topic.state != "paused" and waited >= UNSERVED_SECONDS:
+    examined = {
+        each.topic: each
+        for order in ("age", "backlog")
+        for each in engine.topic_list(order=order, limit=OLDEST_TOPICS)
+    }
+    for topic in examined.values():
+        waited_us = coverage.overdue_us(topic)
+        if topic.ready and topic.state != "paused" and topic.oldest_us is not None:
+            waited_us = max(waited_us, now_us - topic.oldest_us)
+        if waited_us > UNSERVED_SECONDS * units.SECOND:
             lack = (
                 consumer.lack(engine, engine.policy_of(topic.topic).consumed_by or topic.topic)
                 if SEPARATOR in topic.pool

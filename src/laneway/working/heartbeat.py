@@ -105,6 +105,7 @@ class Heartbeat(threading.Thread):
             concurrency=options.concurrency,
             keys=handlers.key_names(),
         )
+        self._patterns = handlers.covering_patterns()
         self._busy: deque[dict[str, int]] = deque(maxlen=BUSY_BEATS)
         self._due = threading.Event()
         self._is_ending = False
@@ -177,7 +178,9 @@ class Heartbeat(threading.Thread):
         facts.busy = len(running)
         facts.busy_topics = self._busy_topics(running)
         facts.slots = _slots(running)
-        facts.full = _full(running)
+        if (full := _full(running)) and facts.patterns is None:
+            full |= dict.fromkeys(self._patterns - full.keys(), 0)
+        facts.full = full
         facts.leased = self._observed.lease_count()
         facts.held = self._observed.held()[:MAX_WORKER_NAMES]
         facts.durations = self._observed.durations()

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from laneway import Laneway, Message, live
+from laneway.admin import workers
 from laneway.cli import main
 from laneway.engines.base import WorkerFacts
 from laneway.errors import BacklogFull, BadMessage
@@ -54,8 +55,14 @@ def test_topics_that_wait_for_their_rates_need_a_worker_too(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("start", ["sqlite", "valkey", "postgres"])
-def test_delayed_messages_that_are_due_need_a_worker(tmp_path: Path, start: str) -> None:
-    """Where nobody leases, nothing makes them ready: the page, `explain` and `top` still know."""
+def test_delayed_messages_that_are_due_need_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    """
+    Where nobody leases, nothing makes them ready: the page, `explain`, `top` and the doctor still
+    know.
+    """
+    monkeypatch.setattr(workers, "UNSERVED_SECONDS", 0.0)
     url = {
         "sqlite": lambda: f"sqlite:///{tmp_path}/store.db",
         "valkey": lambda: valkey_setups.server().url,
@@ -65,15 +72,22 @@ def test_delayed_messages_that_are_due_need_a_worker(tmp_path: Path, start: str)
         app.publish("later", 1, delay="1h")
         assert "no worker" not in browser.get("/").words
         assert [each.cause for each in app.explain_topic("later").reasons] == ["due"]
+        assert workers.check(app.engine).ok
         app.publish("late", 1, delay=0.001)
         while app.engine.time_us("late") <= app.engine.topic_peek("late")[0].since_us:
             pass
         assert "Pool default has work that could run, and no worker" in browser.get("/").words
         assert live.look(app, app.engine.overview(), "backlog", 10).unserved_pools == ["default"]
+        found = workers.check(app.engine)
+        assert (found.ok, found.detail) == (
+            False,
+            'no worker serves pool "default", and messages wait',
+        )
         [reason] = app.explain_topic("late").reasons
         assert (reason.cause, reason.text) == ("unserved", 'no worker serves pool "default"')
         app.policy("late", paused=True)
         assert "no worker" not in browser.get("/").words
+        assert workers.check(app.engine).ok
 
 
 @pytest.mark.parametrize(("growth", "grows"), [(-8.0, False), (8.0, True)])

@@ -566,13 +566,21 @@ def test_what_became_of_all_messages_of_an_empty_topic(app: Laneway) -> None:
     ]
 
 
-def test_a_handler_with_a_concurrency_of_its_own(app: Laneway) -> None:
-    """The handler's limit is the reason, although 19 of 20 slots are free."""
+@pytest.mark.parametrize("has_another", [False, True])
+def test_a_handler_with_a_concurrency_of_its_own(app: Laneway, *, has_another: bool) -> None:
+    """
+    The handler's limit is the reason, although 19 of 20 slots are free; another handler for all
+    topics, or for a topic of its pattern, changes nothing.
+    """
     goes_on = threading.Event()
 
     @app.handler("one.*", concurrency=1)
     def one(_: Message) -> None:
         goes_on.wait()
+
+    if has_another:
+        app.handler("*")(lambda _: None)
+        app.handler("one.b")(lambda _: time.sleep(0.01))
 
     app.publish_many([Message("one.a", n) for n in range(200)])
     expected = (
@@ -591,6 +599,9 @@ def test_a_handler_with_a_concurrency_of_its_own(app: Laneway) -> None:
         )
         head = app.explain_topic("one.a").message
         assert app.explain(head or "", "one.a").reasons[0] == expected
+        assert workers.Coverage(app.engine).handler_limit("default", "one.b") == (
+            None if has_another else expected
+        )
         goes_on.set()
 
 
@@ -603,3 +614,19 @@ def test_leased_messages_do_not_all_run(app: Laneway) -> None:
     app.publish_many([Message("work.a", n) for n in range(3)])
     app.lease(3)
     assert first_reason(app, "work.a").text == "nothing waits; 3 messages are leased"
+    shown = CliRunner().invoke(main, ["--url", app.url, "explain", "work.a"]).output
+    assert shown.splitlines()[-1] == "  0 wait, 3 leased, 0 dead"
+    app.publish("work.a", 3)
+    app.policy("work.a", concurrency=3)
+    text = "3 messages of its topic are leased, and its concurrency is 3"
+    assert first_reason(app, "work.a").text.startswith(text)
+
+
+def test_only_workers_that_may_take_it_are_counted(app: Laneway) -> None:
+    """Handlers of other pools, and of workers for other topics, are not free for the topic."""
+    app.publish("work.a", 1)
+    beat(app, "serves", pools=["default"], busy=4)
+    beat(app, "other-pool", pools=["gpu"], patterns=["*"])
+    beat(app, "other-topics", pools=["default"], topics=["mail"])
+    beat(app, "other-handlers", pools=["default"], patterns=["mail.*"])
+    assert "; 4 of 4 handlers are busy" in first_reason(app, "work.a").text

@@ -64,7 +64,8 @@ class WorkerFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     - `slots`: by pattern of its handlers: how many run, and for how many seconds the longest one
       has run; the `MAX_BUSY_PATTERNS` largest.
     - `full`: by pattern of its handlers that have a `concurrency` of their own, and run as many
-      calls: that number.
+      calls: that number. If `patterns` is None and such a handler exists, also the patterns of its
+      other handlers, with 0.
     - `durations`: by handler or task, since the worker began: the number of failed attempts, then
       the numbers of attempts by duration, in the classes of `WAIT_BOUNDS_US`, without trailing
       zeros. If several messages end together, one counts for all.
