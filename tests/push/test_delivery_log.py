@@ -55,6 +55,7 @@ def test_an_attempt_in_the_log(app: Laneway, receiver: Receiver) -> None:
 def test_receivers_that_repeat_the_request(app: Laneway, receiver: Receiver) -> None:
     """What is secret in a request is not in the log either if the answer repeats it."""
     headers = {"authorization": "Bearer s3cret-of-acme", "x-shop": "shop-of-acme"}
+    headers["x-api-key"] = "p1n-73"
     location = "https://me:s3cret@acme.example/new?token=s3cret#s3cret"
     receiver.answers["/x"] = lambda: (302, {"body": "$ALL", "x-all": "$ALL", "location": location})
     endpoint = app.endpoint("push.x", url=receiver.url("/x"), allow_private=True, headers=headers)
@@ -69,7 +70,9 @@ def test_receivers_that_repeat_the_request(app: Laneway, receiver: Receiver) -> 
     (letter,) = app.dead_letters.list()
     known = repr(app.engine.delivery_log_read()) + repr(letter) + repr(endpoint.info())
     assert "s3cret" not in known
+    assert "p1n-73" not in known
     for each in receiver.requests:
+        assert each.headers["x-api-key"] == "p1n-73"
         assert each.headers["webhook-signature"].removeprefix("v1,") not in known
 
 

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 HIDDEN = "…"
 MAX_TEXT = 300
 LEAST_SECRET = 8
-"""Characters of a secret that is looked for in answers; a shorter one may be in any text."""
+"""
+Characters of a word of a secret value that is looked for in answers. A shorter one, such as the
+`Basic` of an authorization, may be in any text; whole values are looked for at any length.
+"""
 
 URL_HEADERS = frozenset({"location", "content-location", "refresh", "link"})
 HIDDEN_HEADERS = frozenset({"webhook-signature"})
@@ -124,9 +127,11 @@ def _secrets(headers: list[bytes], record: Record) -> list[str]:
     What an answer must not show, as one of a receiver that repeats the request does: the values of
     secret headers, and their words, as that behind `Bearer`.
     """
-    values = [value for _, value, is_hidden in _lines(headers, record) if is_hidden]
-    words = {part for value in values for part in (value, *re.split("[ ,]", value))}
-    return sorted((each for each in words if len(each) >= LEAST_SECRET), key=len, reverse=True)
+    values = {value for _, value, is_hidden in _lines(headers, record) if is_hidden}
+    words = {
+        word for each in values for word in re.split("[ ,]", each) if len(word) >= LEAST_SECRET
+    }
+    return sorted(values | words, key=len, reverse=True)
 
 
 def _without(text: str, secrets: list[str]) -> str:
