@@ -429,7 +429,7 @@ def explain_message(
     for at, cause in enumerate(found.causes):
         if cause == "due":
             found.reasons[at] = f"it {_waits_again(message, found.reasons[at])}"
-        elif cause == "dead" and message.error:
+        elif cause == "dead" and message.error and _short(message.error) not in found.reasons[at]:
             found.reasons[at] += _last_error(message)
     return found
 
@@ -604,11 +604,11 @@ def _dead(case: _Case) -> TopicReason:
     text = f"{count:,} of its messages {'is a dead letter' if count == 1 else 'are dead letters'}"
     if letters:
         letter = letters[0][1]
-        error = f": {_short(letter.error)}" if letter.error else ""
-        age = ""
+        age, error = "", _short(letter.error or "")
         if letter.died_us is not None:
             age = f" died {duration((case.now_us - letter.died_us) / SECOND)} ago"
-        text += f"; the oldest{age}: {letter.reason}{error}"
+        text += f"; the oldest{age}: {letter.reason}"
+        text += f": {error}" if error not in str(letter.reason) else ""
         if letter.reason is not None and letter.reason.startswith("expired"):
             text += _expires_again(case)
     return TopicReason("dead", text, f"laneway dead redrive --topic {case.quoted}")

@@ -16,6 +16,7 @@ from laneway.engines.base import DeliveryLog, LogEntry
 from laneway.gateway.login import tokens
 from laneway.push import delivery_log
 from laneway.push.secret_store import new_key
+from laneway.units import SECOND
 from tests.gateway.dashboard.conftest import HOSTILE, Browser, running
 from tests.push.conftest import receiver
 from tests.push.conftest import running as receivers
@@ -110,6 +111,23 @@ def test_answers_and_times_in_the_list(browser: Browser, app: Laneway) -> None:
     ]
     (other,) = [each for each in rows if "topic=push.b" in each]
     assert re.findall(r'<td class="n rest"[^>]*>([^<]+)</td>', other) == ["–"] * 4
+
+
+def test_attempts_of_one_second_are_apart_in_the_chart(browser: Browser, app: Laneway) -> None:
+    """The chart has no two attempts at the same time, and the times rise: else it is empty."""
+    app.endpoint("push.a", url="https://shop.example/hooks")
+    start_us = app.engine.time_us() // SECOND * SECOND
+    assert isinstance(app.engine, DeliveryLog)
+    for ms in (400, 100, 300):
+        entry = msgspec.json.encode(delivery_log.Entry(id=f"{ms}", status=200, ms=(float(ms),)))
+        written = LogEntry("push.a", start_us + ms * 1000, entry)
+        app.engine.delivery_log_append([written], keep_us=delivery_log.KEEP_US, max_bytes=1_000_000)
+    chart = re.search(r'data-chart="([^"]+)"', browser.get("/endpoint?topic=push.a").text)
+    assert chart is not None
+    found = msgspec.json.decode(unescape(chart[1]))
+    start = start_us / SECOND
+    assert found["x"] == [pytest.approx(start + part) for part in (0.1, 0.3, 0.4)]
+    assert found["y"] == [[0.1, 0.3, 0.4]]
 
 
 def test_buttons(browser: Browser, app: Laneway, receiver: Receiver) -> None:

@@ -622,6 +622,22 @@ def test_leased_messages_do_not_all_run(app: Laneway) -> None:
     assert first_reason(app, "work.a").text.startswith(text)
 
 
+def test_an_error_is_named_once(app: Laneway) -> None:
+    """The reason of a dead letter whose retries are used up has the error already."""
+
+    app.policy("work.*", retries=0)
+
+    @app.handler("work.*")
+    def fail(_: Message) -> None:
+        raise ValueError("no such customer")
+
+    receipt = app.publish("work.a", 1)
+    with working(app):
+        until(lambda: app.topic("work.a").stats().dead, "it is dead")
+    assert first_reason(app, "work.a").text.count("no such customer") == 1
+    assert str(app.explain(receipt.id, "work.a").reasons).count("no such customer") == 1
+
+
 def test_only_workers_that_may_take_it_are_counted(app: Laneway) -> None:
     """Handlers of other pools, and of workers for other topics, are not free for the topic."""
     app.publish("work.a", 1)

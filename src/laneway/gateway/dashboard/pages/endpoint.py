@@ -53,6 +53,7 @@ def build(view: View) -> dict[str, Any]:
         )
     stats, now_us = view.reader.topic(topic), view.reader.now_us()
     last = _attempts(view, topic)
+    by_time = sorted(last.attempts, key=lambda each: each.at)
     is_searched = bool(query.result or query.status or query.id or query.after)
     page = _attempts(view, topic, query) if is_searched else last
     return {
@@ -62,8 +63,8 @@ def build(view: View) -> dict[str, Any]:
         "why": why(stats, now_us),
         "judged": judged([(each.result == "acked", _seconds(each)) for each in last.attempts]),
         "last": last.attempts[0] if last.attempts else None,
-        "times": [round(each.at) for each in reversed(last.attempts)],
-        "took": [_seconds(each) for each in reversed(last.attempts)],
+        "times": [round(each.at, 3) for each in by_time],
+        "took": [_seconds(each) for each in by_time],
         "settings": [
             (name, words.span(value) if name in SECONDS else words.setting(name, value))
             for name, value in msgspec.structs.asdict(info).items()

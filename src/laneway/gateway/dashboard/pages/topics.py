@@ -182,7 +182,7 @@ def why(stats: TopicStats, now_us: int) -> str:
         left = (stats.backs_off_until_us - now_us) / 1e6
         return f"next try in {words.span(left)}"
     if stats.state == "full":
-        return f"{stats.leased:,} run"
+        return f"{stats.leased:,} leased"
     return ""
 
 

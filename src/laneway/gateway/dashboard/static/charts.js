@@ -100,7 +100,7 @@ function draw(figure) {
     cursor: { sync: { key: "charts" }, drag: { setScale: false }, points: { size: 6 }, y: false },
     legend: { show: true, live: true },
     scales: {
-      x: { range: () => (x[1] ? [x[0], Math.max(x.at(-1), ...list.map((each) => each.at))] : [now - 3600, now]) },
+      x: { range: () => (x.at(-1) > x[0] ? [x[0], Math.max(x.at(-1), ...list.map((each) => each.at))] : [now - 3600, now]) },
       y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] },
     },
     axes: [
