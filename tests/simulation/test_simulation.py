@@ -58,7 +58,7 @@ def test_no_topic_starves(engine: str, number: int) -> None:
     assert not any(verdict.is_starved for verdict in judgment.verdicts), judgment.table()
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "sqlite-4"])
+@pytest.mark.parametrize("engine", ["sqlite", "sqlite-4", "valkey", "valkey-4"])
 def test_one_seed_gives_one_history(engine: str) -> None:
     """The same seed gives the same calls at the same times, with each fault."""
     reports = [run(7, engine, 5.0) for _ in range(2)]
