@@ -24,7 +24,6 @@ from laneway.engines.base import (
 from laneway.engines.shared.policy_changes import PolicyChanges
 from laneway.engines.sql import (
     forwarding,
-    lookups,
     messages,
     migrating,
     policies,
@@ -241,12 +240,12 @@ class SqlEngine(SqlQueue, Reads, PolicyChanges):
         self, topic: str, ids: Sequence[str], *, now_us: int | None = None
     ) -> dict[str, IdState]:
         with self.view(now_us) as tx:
-            return lookups.lookup(tx, topic, ids)
+            return views.lookup(tx, topic, ids)
 
     def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
         with self.view() as tx:
             row = messages.find(tx, message_id, topic)
-            return views.message_view(tx, row, views.Leased(tx)) if row is not None else None
+            return views.message_view(tx, row, views.leased(tx)) if row is not None else None
 
     def explain(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None

@@ -11,21 +11,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway.engines.base import CHANGED
 from laneway.engines.shared.size_classes import AGE_SHIFT, SMALLEST, size_class
 from laneway.engines.shared.states import ASLEEP, AT_GATE, IDLE, RUNNABLE
-from laneway.engines.sql.rows import LANE_COLUMNS
+from laneway.engines.sql.rows import LANE_COLUMNS, Lane, Shard
 from laneway.engines.sql.statements import CLASSES, COUNTS, MARKS, PLACING
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Protocol
 
     from laneway.engines.sql.lane_cache import LaneCache
-    from laneway.engines.sql.rows import Lane, Shard
     from laneway.engines.sql.store import Session
 
     class Transaction(Session, Protocol):

@@ -33,7 +33,6 @@ from laneway.engines.sql import (
     forwarding,
     housekeeping,
     leasing,
-    moving,
     purging,
     putting,
     recent_counts,
@@ -496,11 +495,11 @@ class SqlQueue(Waits):
         now_us: int | None = None,
     ) -> MoveAnswer:
         with self.transaction(now_us, durable=True) as tx:
-            return moving.move(tx, message_id, topic, to, reason)
+            return purging.move(tx, message_id, topic, to, reason)
 
     def topic_back_off(self, topic: str, by_us: int, *, now_us: int | None = None) -> int:
         with self.transaction(now_us, durable=True) as tx:
-            return moving.back_off(tx, topic, by_us)
+            return purging.back_off(tx, topic, by_us)
 
     def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         with self.transaction(None, durable=True) as tx:

@@ -17,20 +17,20 @@ from laneway.topic_groups import TOPIC
 
 
 def explain(
-    tx: Transaction, message_id: str, topic: str | None, stores: Sequence[Transaction] = ()
+    tx: Transaction, message_id: str, topic: str | None, stores: Sequence[Transaction]
 ) -> Explanation:
     """
     What the message waits for, the decisive reason first, and when it will probably start.
 
-    `stores`: all of the namespace, if it has several.
+    `stores`: all of the namespace.
     """
     row = messages.find(tx, message_id, topic)
-    view = views.message_view(tx, row, views.Leased(tx)) if row is not None else None
+    view = views.message_view(tx, row, views.leased(tx)) if row is not None else None
     if row is None or view is None:
         return _absent(tx, message_id, topic)
     if view.state in ("dead", "leased"):
         return explaining.not_waiting(view, tx.now, tx.clock)
-    return explaining.waiting(_facts(tx, row, view, stores or [tx]))
+    return explaining.waiting(_facts(tx, row, view, stores))
 
 
 def _absent(tx: Transaction, message_id: str, topic: str | None) -> Explanation:

@@ -32,14 +32,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from laneway.engines.shared.states import AT_GATE, RUNNABLE
-from laneway.engines.sql.rows import GROUP_COLUMNS, GroupQueue, GroupTurn
+from laneway.engines.sql.rows import (
+    GROUP_COLUMNS,
+    GateState,
+    GroupQueue,
+    GroupTurn,
+    Lane,
+    TierQueue,
+)
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from laneway.engines.sql.lane_cache import LaneCache
-    from laneway.engines.sql.rows import GateState, Lane, TierQueue
     from laneway.engines.sql.store import Session
     from laneway.policy import Gate
 

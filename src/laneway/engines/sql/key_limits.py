@@ -15,13 +15,12 @@ import msgspec
 from laneway.engines.shared import fairness
 from laneway.engines.shared.key_limits import MOST_PARKED, KeyState, recovered_us
 from laneway.engines.shared.states import IDLE, PARKED, READY
-from laneway.engines.sql.rows import NO_RANK, line_of
+from laneway.engines.sql.rows import NO_RANK, Lane, Row, Shard, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
     from laneway.engines.sql.lane_cache import LaneCache
-    from laneway.engines.sql.rows import Lane, Row, Shard
     from laneway.engines.sql.store import Session
     from laneway.engines.sql.touched_rows import MessageTable, ParkedTable, PlaceTable, Table
     from laneway.policy import Resolved

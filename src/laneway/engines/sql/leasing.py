@@ -46,6 +46,7 @@ from laneway.engines.sql.gate_lines import FEW, GateLine, GateLines
 from laneway.engines.sql.rows import (
     NONE,
     Ended,
+    GateState,
     GroupQueue,
     Lane,
     Row,
@@ -53,18 +54,15 @@ from laneway.engines.sql.rows import (
     read_headers,
 )
 from laneway.engines.sql.tallies import noise_of
-from laneway.engines.sql.transaction import rebased
-from laneway.engines.sql.wanted import ALL_RANKS, START
+from laneway.engines.sql.transaction import Transaction, rebased
+from laneway.engines.sql.wanted import ALL_RANKS, START, Only, Position
 from laneway.message import Lease
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from laneway.engines.sql.lane_cache import LaneCache
-    from laneway.engines.sql.rows import GateState
     from laneway.engines.sql.store import Read
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.engines.sql.wanted import Only, Position
     from laneway.policy import Resolved
 
 FIRST_PAGE = 16

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from laneway.engines.base import TopicStats
 from laneway.engines.shared import fairness, listing, size_classes
 from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
 from laneway.engines.shared.naming import BUCKET, PARTITION
@@ -57,11 +56,8 @@ class Topics:
         self._tx = tx
         self.now_us = tx.now
 
-    def stats(self, topics: Sequence[str]) -> list[TopicStats]:
-        return views.many_stats(self._tx, topics)
-
     def has_something(self, topic: str) -> bool:
-        stats = views.topic_stats(self._tx, topic)
+        (stats,) = views.many_stats(self._tx, [topic])
         own = (lane.topic == topic for lane in views.lanes_of(self._tx, topic))
         return bool(stats.waiting or stats.leased or stats.dead or any(own))
 

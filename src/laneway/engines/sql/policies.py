@@ -20,7 +20,17 @@ from laneway.engines.shared.policy_changes import (
 )
 from laneway.engines.sql import housekeeping, views
 from laneway.engines.sql.rows import Lane, to_sorted_json
-from laneway.policy import PolicyTable, change_layers, is_pattern, matches, sources
+from laneway.policy import (
+    Gate,
+    Layer,
+    Layers,
+    PolicyTable,
+    Resolved,
+    change_layers,
+    is_pattern,
+    matches,
+    sources,
+)
 from laneway.subscriptions import base_of
 from laneway.topic_groups import GROUP
 
@@ -29,7 +39,6 @@ if TYPE_CHECKING:
 
     from laneway.engines.sharded.namespace import PolicyChange
     from laneway.engines.sql.transaction import Transaction
-    from laneway.policy import Gate, Layer, Layers, Resolved
 
 
 def change(

@@ -1,5 +1,6 @@
 """
 Removal: purge and delete of a topic, cancelling a message, dropping and redriving dead letters.
+And what else operators do to messages that wait: ready now, dead, and a topic that backs off.
 
 Each call removes at most a page, so that other processes do not wait long for the write lock.
 """
@@ -8,9 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from laneway.engines.base import ABORT, CancelAnswer, result_name
+from laneway.engines.base import (
+    ABORT,
+    UNTIL_SIGNALLED_US,
+    CancelAnswer,
+    MoveAnswer,
+    MoveTarget,
+    result_name,
+)
 from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
-from laneway.engines.sql import key_limits, leases, message_ends, messages, views
+from laneway.engines.sql import key_limits, leases, message_ends, messages, settling, views
 from laneway.engines.sql.rows import Held, Lane, Row
 from laneway.engines.sql.transaction import Transaction
 
@@ -196,3 +204,40 @@ def drop_dead(tx: Transaction, letters: Sequence[Letter]) -> int:
     for mid, _, _ in letters:
         messages.delete_dead(tx, mid)
     return len(letters)
+
+
+def move(
+    tx: Transaction, message_id: str, topic: str | None, to: MoveTarget, reason: str
+) -> MoveAnswer:
+    """Make a delayed message ready now, or a waiting one a dead letter."""
+    row = messages.find(tx, message_id, topic)
+    if row is None:
+        return "unknown"
+    if row.state == DEAD:
+        return "dead"
+    if tx.one("lease_of_message", row.mid) is not None:
+        return "leased"
+    if to == "ready" and (row.state != DELAYED or row.since == UNTIL_SIGNALLED_US):
+        return "waiting"
+    lane = tx.lane(row.lane)
+    messages.take_out(tx, lane, row)
+    if to == "dead":
+        settling.die(tx, lane, row, reason, None)
+    else:
+        row.since = min(row.since, tx.now)
+        collects = row.mkey is None or tx.merge_keys.get(lane.lane, row.mkey) is None
+        messages.begin_waiting(tx, lane, row, collects=collects)
+        tx.messages.save(row)
+    tx.place(lane)
+    return "moved"
+
+
+def back_off(tx: Transaction, topic: str, by_us: int) -> int:
+    """Let the lanes of a topic back off; 0: end that. Returns how many lanes there are."""
+    lanes = views.lanes_of(tx, topic)
+    for lane in lanes:
+        lane.back_off_step, lane.back_off_fence = by_us, tx.shard.fence
+        lane.back_off_until = tx.now + by_us if by_us else 0
+        tx.touch(lane)
+        tx.place(lane)
+    return len(lanes)

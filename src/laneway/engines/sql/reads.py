@@ -204,7 +204,7 @@ class View(ExitStack):
         ]
         order = views.by_since if state == "leased" else views.peek_order
         rows.sort(key=lambda each: order(each[1]))
-        leased = {id(tx): views.Leased(tx) for tx in self.of_topic(topic)}
+        leased = {id(tx): views.leased(tx) for tx in self.of_topic(topic)}
         found = (views.message_view(tx, row, leased[id(tx)]) for tx, row in rows[:limit])
         return [view for view in found if view is not None]
 
@@ -213,9 +213,17 @@ class View(ExitStack):
     def gates(self) -> list[dict[str, Any]]:
         """Each gate's limits, and what they hold back in all shards."""
         return shared.gates(
-            views.gate_view(tx, tx.cached_gate(row))
+            gates.view(
+                gate.name,
+                gate.whole,
+                tat=gate.tat,
+                owes=gate.owes,
+                leased=gate.leased,
+                waiting=min(gate.waiting, shared.COUNTED),
+                now_us=tx.now,
+            )
             for tx in self.transactions
-            for row in tx.all("gates")
+            for gate in map(tx.cached_gate, tx.all("gates"))
         )
 
     def overview(self) -> Overview:

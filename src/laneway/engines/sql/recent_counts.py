@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from laneway.engines.shared.recent import KINDS, MOST, least_score, raised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Protocol
 
     from laneway.engines.sql.store import Session
 

@@ -9,7 +9,7 @@ column of the shard's row, which every transaction writes in any case.
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -29,7 +29,6 @@ from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any, Protocol
 
     from laneway.engines.sql.rows import Lane, Shard, TierQueue
     from laneway.engines.sql.store import Session

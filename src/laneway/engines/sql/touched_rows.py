@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from laneway.engines.shared.states import PARKED, READY
-from laneway.engines.sql.rows import Row
+from laneway.engines.sql.rows import Row, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
-    from laneway.engines.sql.rows import Shard
     from laneway.engines.sql.statements import Statements
 
     Key = tuple[Any, ...]

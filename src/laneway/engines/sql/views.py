@@ -7,11 +7,19 @@ from typing import Any
 
 import msgspec
 
-from laneway.engines.base import MAX_DELAYED_COUNTED, HeldState, LaneRate, MessageView, TopicStats
-from laneway.engines.shared import adaptive, gates, size_classes
+from laneway.engines.base import (
+    MAX_DELAYED_COUNTED,
+    HeldState,
+    IdState,
+    LaneRate,
+    MessageView,
+    TopicStats,
+)
+from laneway.engines.sharded.splitting import pages
+from laneway.engines.shared import adaptive, size_classes
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.adaptive import Share
-from laneway.engines.shared.naming import BUCKET, lane_name
+from laneway.engines.shared.naming import BUCKET, lane_name, parse_generated_id
 from laneway.engines.shared.states import (
     DEAD,
     DELAYED,
@@ -20,26 +28,25 @@ from laneway.engines.shared.states import (
     STATE_NAMES,
 )
 from laneway.engines.sql import messages
-from laneway.engines.sql.rows import GateState, Held, Lane, Row
+from laneway.engines.sql.rows import Held, Lane, Row
 from laneway.engines.sql.transaction import Transaction
 from laneway.engines.sql.wanted import ALL_RANKS
 from laneway.policy import Resolved
 from laneway.topic_groups import TOPIC
 
 ALL = 1 << 40
+
+IDS_AT_ONCE = 5_000
+"""Ids that one statement looks up."""
+
 _ASIDE = (PARKED, DELAYED)
 _STATES = {name: state for state, name in STATE_NAMES.items()}
 
 
-class Leased:
+def leased(tx: Transaction) -> dict[int, Held]:
     """The leases by message, read once for a call: there are no more than workers hold."""
-
-    def __init__(self, tx: Transaction) -> None:
-        leases = (Held(*row) for row in tx.all("leases_all"))
-        self._by_mid = {each.mid: each for each in leases if not each.gone and each.empty is None}
-
-    def of(self, mid: int) -> Held | None:
-        return self._by_mid.get(mid)
+    leases = (Held(*row) for row in tx.all("leases_all"))
+    return {each.mid: each for each in leases if not each.gone and each.empty is None}
 
 
 # Lanes
@@ -97,13 +104,10 @@ def holds(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int]:
     return sum(row[2] for row in counts if not row[1]), sum(row[2] for row in counts if row[1])
 
 
-def topic_stats(tx: Transaction, topic: str) -> TopicStats:
-    """A topic's counts and state, without its cursors."""
-    return many_stats(tx, [topic])[0]
-
-
 def many_stats(tx: Transaction, topics: Sequence[str]) -> list[TopicStats]:
-    """The same of several topics; their lanes, oldest and dead letters are read together."""
+    """
+    Counts and states of topics, without cursors; lanes, oldest and dead letters are read together.
+    """
     tx.policies(topics)  # caches them, with few statements
     names = {topic: _lane_names(tx, topic) for topic in topics}
     tx.load_names(name for own in names.values() for name in own)
@@ -232,9 +236,9 @@ def add_outstanding(tx: Transaction, topic: str, outstanding: shared.Cursors, fi
 # Messages
 
 
-def message_view(tx: Transaction, row: Row, leased: Leased) -> MessageView | None:
+def message_view(tx: Transaction, row: Row, leases: Mapping[int, Held]) -> MessageView | None:
     """A message as administration sees it."""
-    held = leased.of(row.mid)
+    held = leases.get(row.mid)
     if row.state == DEAD:
         dead = tx.one("dead_read", row.mid)
         return dead_view(tx, dead) if dead is not None else None
@@ -252,9 +256,9 @@ def message_view(tx: Transaction, row: Row, leased: Leased) -> MessageView | Non
 
 
 def all_messages(tx: Transaction) -> list[MessageView]:
-    leased = Leased(tx)
+    leases = leased(tx)
     rows = [Row(*row) for row in tx.all("messages_all")]
-    return [view for row in rows if (view := message_view(tx, row, leased)) is not None]
+    return [view for row in rows if (view := message_view(tx, row, leases)) is not None]
 
 
 def dead_view(tx: Transaction, dead: tuple[Any, ...]) -> MessageView | None:
@@ -373,14 +377,36 @@ def lane_rates(tx: Transaction, limit: int) -> list[LaneRate]:
     ]
 
 
-def gate_view(tx: Transaction, gate: GateState) -> dict[str, Any]:
-    """A gate's limits and what they hold back."""
-    return gates.view(
-        gate.name,
-        gate.whole,
-        tat=gate.tat,
-        owes=gate.owes,
-        leased=gate.leased,
-        waiting=min(gate.waiting, shared.COUNTED),
-        now_us=tx.now,
-    )
+# Ids
+
+
+def lookup(tx: Transaction, topic: str, ids: Sequence[str]) -> dict[str, IdState]:
+    """The state of each id: unknown, waiting, leased, finished or dead."""
+    states: dict[str, IdState] = dict.fromkeys(ids, "unknown")
+    leases = leased(tx)
+
+    def state_of(mid: int, stored: int) -> IdState:
+        if stored == DEAD:
+            return "dead"
+        return "leased" if mid in leases else "waiting"
+
+    for page in pages(list(states), IDS_AT_ONCE):
+        of_messages: set[str] = set()
+        for message_id, mid, until, stored in tx.all("ident_states", topic, tx.array(page)):
+            if stored is not None:
+                states[message_id] = state_of(mid, stored)
+            elif until is None or until > tx.now:
+                states[message_id] = "finished"
+            if mid is not None:
+                of_messages.add(message_id)
+        generated = {
+            mid: message_id
+            for message_id in page
+            if message_id not in of_messages
+            and (mid := parse_generated_id(tx.shard.nonce, message_id)) is not None
+        }
+        found = tx.all("generated_states", tx.array(list(generated))) if generated else ()
+        for mid, stored, lane, its_topic in found:
+            if topic == (its_topic if its_topic is not None else tx.lane(lane).topic):
+                states[generated[mid]] = state_of(mid, stored)
+    return states

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
+
+import msgspec
 
 from laneway.engines.base import (
     BY_OPERATOR,
@@ -33,21 +36,17 @@ from laneway.engines.base import (
     TopicStats,
 )
 from laneway.engines.sharded.admin import PAGE, DeadAction, ShardedAdmin
-from laneway.engines.sharded.splitting import pages
+from laneway.engines.sharded.splitting import group, pages
 from laneway.engines.shared import gates
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.explaining import absent
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import nobody_follows
 from laneway.engines.valkey import (
-    delivery_log,
     doctor,
     explaining,
     listing,
-    lookups,
     record_formats,
-    sampled_rates,
-    store_parts,
     views,
 )
 from laneway.engines.valkey.engine import ValkeyQueue
@@ -67,6 +66,24 @@ from laneway.units import SECOND
 
 INDEXED: frozenset[RecordKind] = frozenset({"endpoint", "endpoint_state"})
 """Kinds of records of which there may be millions."""
+
+LOOKED_UP_AT_ONCE = 250
+"""Ids that one call looks up: with large bodies it should block the server no longer than 10 ms."""
+
+STATES: dict[str, IdState] = {
+    "w": "waiting",
+    "l": "leased",
+    "d": "dead",
+    "f": "finished",
+    "u": "unknown",
+}
+"""The answers of `scripts/states.lua`."""
+
+LOGGED_AT_ONCE = 100
+"""Entries that one call appends, because the server answers no other client meanwhile."""
+
+LOG_END_US = 1 << 52
+"""A time after all entries of the delivery log."""
 
 
 class ValkeyEngine(ValkeyQueue, ShardedAdmin):
@@ -207,7 +224,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         flat = [part for record in records.items() for part in record]
         return bool(self._space.run("history", 0, None, name, before or b"", *flat))
 
-    # The delivery log: an entry is on the home shard of its topic
+    # The delivery log: an entry is on the home shard of its topic, and numbers contain the shard
 
     def delivery_log_append(
         self,
@@ -218,7 +235,13 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         from_us: int | None = None,
         now_us: int | None = None,
     ) -> None:
-        delivery_log.append(self._space, entries, keep_us, max_bytes, from_us, now_us)
+        most = max_bytes // self._space.shards
+        first = b"" if from_us is None else from_us
+        by_home = group((self._space.routes.home(each.topic), each) for each in entries)
+        for shard, own in by_home.items():
+            for page in pages(own, LOGGED_AT_ONCE):
+                flat = [part for each in page for part in (each.topic, each.at_us, each.data)]
+                self._space.run("log_append", shard, now_us, keep_us, most, first, *flat)
 
     def delivery_log_read(
         self,
@@ -228,7 +251,29 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         before: int | None = None,
         until_us: int | None = None,
     ) -> list[tuple[int, LogEntry]]:
-        return delivery_log.read(self._space, topic, limit, before, until_us)
+        home = self._space.routes.home
+        shards = range(self._space.shards) if topic is None else [home(topic)]
+        found = [
+            entry
+            for shard in shards
+            for entry in self._delivery_log_on(shard, topic, limit, before, until_us)
+        ]
+        return heapq.nlargest(limit, found, key=lambda entry: entry[0])
+
+    def _delivery_log_on(
+        self, shard: int, topic: str | None, limit: int, before: int | None, until_us: int | None
+    ) -> list[tuple[int, LogEntry]]:
+        shards = self._space.shards
+        end = LOG_END_US if until_us is None else until_us + 1
+        if before is not None:
+            end = min(end, (before - shard - 1) // shards + 1)
+        found = self._space.run("log_read", shard, None, topic or b"", end, limit, repeatable=True)
+        return [
+            (number * shards + shard, LogEntry(of.decode(), int(at_us), data))
+            for number, of, at_us, data in zip(
+                found[::4], found[1::4], found[2::4], found[3::4], strict=True
+            )
+        ]
 
     # One shard
 
@@ -332,7 +377,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         return views.peek(self._view(now_us), topic, limit, state)
 
     def lane_rates(self, limit: int, *, now_us: int | None = None) -> list[LaneRate]:
-        return sampled_rates.of_lanes(self._view(now_us), limit)
+        return listing.lane_rates(self._view(now_us), limit)
 
     def delayed_counts(
         self, topic: str, until_us: Sequence[int], *, now_us: int | None = None
@@ -374,9 +419,36 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         self, topic: str, ids: Sequence[str], *, now_us: int | None = None
     ) -> dict[str, IdState]:
         try:
-            return lookups.lookup(self._view(now_us), topic, ids, now_us)
+            return self._lookup(topic, ids, now_us)
         except NamespaceGone:
             return dict.fromkeys(ids, "unknown")
+
+    def _lookup(self, topic: str, ids: Sequence[str], now_us: int | None) -> dict[str, IdState]:
+        space = self._view(now_us).space
+        states: dict[str, IdState] = dict.fromkeys(ids, "unknown")
+        generated = {
+            message_id: place
+            for message_id in states
+            if (place := space.generated(message_id)) is not None
+        }
+        shards = space.routes.shards_of(topic)
+        by_shard: dict[int, list[str]] = {shard: list(states) for shard in shards}
+        for message_id, (shard, _) in generated.items():
+            if shard not in shards:  # the topic had other partitions when it was published
+                by_shard.setdefault(shard, []).append(message_id)
+        for shard, theirs in by_shard.items():
+            for page in pages(theirs, LOOKED_UP_AT_ONCE):
+                numbers = [
+                    number if on == shard else 0
+                    for on, number in (generated.get(message_id, (-1, 0)) for message_id in page)
+                ]
+                packed = map(record_formats.pack, (page, numbers))
+                letters: bytes = space.run("states", shard, now_us, topic, *packed, repeatable=True)
+                for message_id, letter in zip(page, letters.decode(), strict=True):
+                    # A message that has not ended decides, on whichever shard it is.
+                    if letter not in "uf" or (letter == "f" and states[message_id] == "unknown"):
+                        states[message_id] = STATES[letter]
+        return states
 
     def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
         found = self._find(message_id, topic, None)
@@ -511,7 +583,37 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         return views.overview(self._view(now_us))
 
     def store_parts(self) -> list[StorePart]:
-        return store_parts.of_servers(self._space)
+        """The masters that have shards of the namespace, the one of the first shard first."""
+        found: dict[str, StorePart] = {}
+        for shards in self._space.server.shards_by_node(range(self._space.shards)):
+            part = self._store_part(shards)
+            before = found.get(part.name)  # it took over another one's shards meanwhile
+            if before is not None:
+                part = msgspec.structs.replace(part, shards=before.shards + part.shards)
+            found[part.name] = part
+        return list(found.values())
+
+    def _store_part(self, shards: Sequence[int]) -> StorePart:
+        """What a server that has these shards uses and has left, as it tells with INFO."""
+        server, began = self._space.server, time.perf_counter()
+        fields = server.info(self._space.key(shards[0], "shard"))
+        seconds = time.perf_counter() - began
+        used, most = _number(fields, "used_memory") or 0, _number(fields, "maxmemory")
+        product = "Valkey" if "valkey_version" in fields else "Redis"
+        version = fields.get(f"{product.lower()}_version", "")
+        port = fields.get("tcp_port", "")
+        return StorePart(
+            name=f"port {port} ({fields.get('run_id', '')[:8]})"
+            if server.address.kind == "cluster"
+            else server.name,
+            what=f"{product} {version}, {fields.get('connected_slaves', '0')} replicas",
+            shards=len(shards),
+            used=used,
+            free=max(0, most - used) if most else None,
+            log=_number(fields, "aof_current_size") if fields.get("aof_enabled") == "1" else None,
+            per_second=_number(fields, "instantaneous_ops_per_sec"),
+            seconds=seconds,
+        )
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         return doctor.check(self._space, repair=repair)
@@ -522,7 +624,8 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
         view = self._view(now_us)
         found = views.all_messages(view)
-        names = sorted({each.topic for each in found} | views.topics_with_lanes(view))
+        of_lanes = (views.topic_of_lane(lane.name) for _, lane in views.all_lanes(view))
+        names = sorted({each.topic for each in found}.union(filter(None, of_lanes)))
         return shared.snapshot(
             view.now,
             totals=self.overview(now_us=now_us),
@@ -531,3 +634,8 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
             gates=views.gates(view),
             policies=self._policy_rows(),
         )
+
+
+def _number(fields: Mapping[str, str], name: str) -> int | None:
+    text = fields.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else None

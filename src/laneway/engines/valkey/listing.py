@@ -1,10 +1,14 @@
-"""What this engine reads of its topics, for `laneway.engines.shared.listing`."""
+"""
+What this engine reads of its topics, for `laneway.engines.shared.listing`, and how fast a sample of
+lanes delivers.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
+from laneway.engines.base import LaneRate, TopicStats
 from laneway.engines.shared import listing, size_classes
 from laneway.engines.shared import views as shared_views
 from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
@@ -12,16 +16,14 @@ from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.recent import KINDS, rate_of
 from laneway.engines.valkey import record_formats, views
 from laneway.engines.valkey.connection import ShardReads
-from laneway.engines.valkey.views import LAST_NAME, together
+from laneway.engines.valkey.views import LAST_NAME, Command, Reads, View, together
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from laneway.engines.base import TopicStats
     from laneway.engines.valkey.namespace import Namespace
     from laneway.engines.valkey.record_formats import Lane
-    from laneway.engines.valkey.views import Command, Reads, View
 
     Lanes = Sequence[tuple[int, Lane]]
 
@@ -197,7 +199,7 @@ class _Topics:
         ):
             yield Candidate(topic, worth, is_exact=lane.name == topic)
         buckets = {
-            (shard, listing.common_prefix(pattern, pattern_of_bucket(lane.name)))
+            (shard, listing.common_prefix(pattern, lane.name[1:].partition(PARTITION)[0]))
             for shard, lane in lanes
             if lane.name.startswith(BUCKET)
         }
@@ -329,5 +331,39 @@ class _Topics:
         ]
 
 
-def pattern_of_bucket(name: str) -> str:
-    return name[1:].partition(PARTITION)[0]
+def lane_rates(view: View, limit: int) -> list[LaneRate]:
+    """The rates of lanes that can deliver; of each shard as many lanes."""
+    shards = range(view.space.shards)
+    each = -(-limit // len(shards))
+    lanes = together(view, [(shard, _records(each)) for shard in shards])
+    return [rate for shard in shards for rate in _rates_on(view, shard, lanes[shard])]
+
+
+def _records(limit: int) -> Reads[list[bytes]]:
+    """The records of the lanes with the largest backlogs, and of any others if these are few."""
+    names: list[bytes] = (yield [("ZRANGE", "top:big", 0, limit - 1, "REV")])[0]
+    if len(names) == limit:
+        return [stored for stored in (yield [("HMGET", "lanes", *names)])[0] if stored is not None]
+    # A page of a scan has about as many as asked for, the large ones among them.
+    large, (_, page) = yield [
+        ("HMGET", "lanes", *(names or [b""])),
+        ("HSCAN", "lanes", 0, "COUNT", limit - len(names)),
+    ]
+    listed = set(names)
+    return [
+        *(stored for stored in large if stored is not None),
+        *(stored for name, stored in zip(page[::2], page[1::2], strict=True) if name not in listed),
+    ][:limit]
+
+
+def _rates_on(view: View, shard: int, stored: Iterable[bytes]) -> list[LaneRate]:
+    tier_queues, now = view.counters[shard].tier_queues, view.times[shard]
+    counted = (record_formats.read_lane_counts(each) for each in stored)
+    return [
+        LaneRate(
+            tier_queues[each.tier_queue - 1][1],
+            size_classes.rate(now, each.seen, each.lately, each.before),
+        )
+        for each in counted
+        if each is not None and each.tier_queue <= len(tier_queues)  # it may be new
+    ]

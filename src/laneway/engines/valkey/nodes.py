@@ -14,7 +14,7 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.sentinel import Sentinel
 
 from laneway.engines.valkey import server_check
-from laneway.errors import UsageError
+from laneway.errors import LanewayError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from redis.connection import ConnectionPool
 
     from laneway.engines.valkey.address import Address
-    from laneway.errors import LanewayError
 
 
 class Nodes(Protocol):

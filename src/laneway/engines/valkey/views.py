@@ -5,11 +5,19 @@ moment, and they block no worker.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from laneway.engines.base import Tally, WaitCounts
+from laneway.engines.base import (
+    HeldState,
+    MessageView,
+    Overview,
+    Tallies,
+    Tally,
+    TopicStats,
+    WaitCounts,
+)
 from laneway.engines.shared import adaptive
 from laneway.engines.shared import gates as shared_gates
 from laneway.engines.shared import views as shared
@@ -21,18 +29,14 @@ from laneway.engines.shared.tallies import WAIT_CLASSES
 from laneway.engines.shared.tallies import together as added_up
 from laneway.engines.shared.views import COUNTED
 from laneway.engines.valkey import record_formats
-from laneway.policy import is_pattern
+from laneway.policy import Resolved, is_pattern
 from laneway.subscriptions import is_copy
 from laneway.topic_groups import GROUP, TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from laneway.engines.base import HeldState, MessageView, Overview, Tallies, TopicStats
     from laneway.engines.shared.adaptive import Share
     from laneway.engines.valkey.namespace import Namespace
     from laneway.engines.valkey.record_formats import Counters, Held, Lane, Record
-    from laneway.policy import Resolved
 
 T = TypeVar("T")
 
@@ -204,10 +208,6 @@ def all_lanes(view: View) -> Iterator[tuple[int, Lane]]:
     for shard in range(view.space.shards):
         for name, stored in view.space.scan(shard, "HSCAN", "lanes"):
             yield shard, record_formats.read_lane(name.decode(), stored)
-
-
-def topics_with_lanes(view: View) -> set[str]:
-    return {topic for _, lane in all_lanes(view) if (topic := topic_of_lane(lane.name)) is not None}
 
 
 def held_in(view: View, shard: int) -> Iterator[tuple[int, Held]]:
