@@ -27,10 +27,10 @@ from laneway.admin.topic_waits import IdleWait
 from laneway.admin.values import Values
 from laneway.awaitable import async_variant
 from laneway.cluster import election as elections_
-from laneway.cluster.election import Elections
+from laneway.cluster.election import Election, Elections
 from laneway.cluster.subscription_workers import SubscriptionWorkers
 from laneway.history.alarms import AlarmRule
-from laneway.policy import Gate, check_pattern, check_topic
+from laneway.policy import Gate, OnFull, PolicyOptions, check_pattern, check_topic
 from laneway.printable import redacted
 from laneway.push.endpoints import Endpoints
 from laneway.runtime.runtime import Runtime
@@ -40,7 +40,7 @@ from laneway.tasks.flow import EndedHandler, OpenHandler
 from laneway.tasks.job import Job, job_of
 from laneway.topic_groups import GROUP
 from laneway.working.embedded_worker import EmbeddedWorker
-from laneway.working.options import Options
+from laneway.working.options import EmbeddedOptions, Options, Summary, WorkerOptions
 
 if TYPE_CHECKING:
     import os
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from laneway.admin.views import Stats
     from laneway.admin.workers import WorkerInfo
     from laneway.cluster.career import Career
-    from laneway.cluster.election import Election
     from laneway.delivery import Delivery
     from laneway.engines.base import (
         Durability,
@@ -75,7 +74,6 @@ if TYPE_CHECKING:
     from laneway.history.alarms import OnAlarm
     from laneway.leases import Leases
     from laneway.message import Message, Receipt
-    from laneway.policy import OnFull, PolicyOptions
     from laneway.producing.buffer import Buffer
     from laneway.producing.publish_options import PublishOptions
     from laneway.producing.spool import Spool
@@ -89,7 +87,6 @@ if TYPE_CHECKING:
     from laneway.tiers import Tier
     from laneway.units import Duration
     from laneway.working.handler import Isolation
-    from laneway.working.options import EmbeddedOptions, Summary, WorkerOptions
 
 F = TypeVar("F")
 L = TypeVar("L", bound="Callable[[], Any]")

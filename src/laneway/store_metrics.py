@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway import store_figures
 from laneway.admin import workers
@@ -18,7 +18,6 @@ from laneway.push import stored_counts, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
 
     from laneway.engines.base import FullEngine, Overview, StorePart
     from laneway.history.figures import History, WaitingTimes

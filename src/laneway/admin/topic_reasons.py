@@ -10,7 +10,7 @@ import msgspec
 
 from laneway.admin import audit_log, subscriptions, top_topics, workers
 from laneway.engines.shared.explaining import ITS_RATE
-from laneway.policy import gate_names
+from laneway.policy import Resolved, gate_names
 from laneway.producing import refused
 from laneway.schedules import store
 from laneway.subscriptions import is_copy
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from laneway.engines.base import Explanation, FullEngine, MessageView, TopicStats
-    from laneway.policy import Resolved
 
 HOLDERS = 20
 """How many topics with the largest numbers of busy handlers are searched for holders of a limit."""

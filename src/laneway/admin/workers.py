@@ -11,7 +11,17 @@ import msgspec
 
 from laneway import arguments, units
 from laneway.cluster import consumer
-from laneway.engines.base import Check, WorkerState
+from laneway.engines.base import (
+    Check,
+    Explanation,
+    FullEngine,
+    MessageView,
+    Overview,
+    TopicStats,
+    WorkerFacts,
+    WorkerState,
+    WorkerView,
+)
 from laneway.errors import Refused
 from laneway.policy import handling_patterns, matches
 from laneway.subscriptions import SEPARATOR, consumer_pool, is_copy
@@ -20,15 +30,6 @@ from laneway.working import commands
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from laneway.engines.base import (
-        Explanation,
-        FullEngine,
-        MessageView,
-        Overview,
-        TopicStats,
-        WorkerFacts,
-        WorkerView,
-    )
     from laneway.working.commands import WorkerCommand
 
 PAGE = 1000

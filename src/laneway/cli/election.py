@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from laneway import arguments
 from laneway.cli.session import (
     REFUSED,
     Session,
@@ -103,8 +104,6 @@ def step_down(
     Ask the holder of the election NAME to step down. It hands over within its own bound, and
     another candidate takes the next term; it itself does if there is no other.
     """
-    from laneway import arguments
-
     seconds = arguments.seconds_or_none("election step-down", "--wait", wait)
     known = _known(session, name, zookeeper)
     asked = known.state()

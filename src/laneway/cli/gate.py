@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from laneway.cli.session import Session, json_option, pass_session, say, show_list
+from laneway.policy import Gate
 
 LIMIT_COLUMNS = ("per s", "burst", "concurrency", "leased", "topics waiting")
 
@@ -63,8 +64,6 @@ def set_gate(
     max_cost: int | None,
 ) -> None:
     """Define or change a gate as the operator; this overrides what code declares."""
-    from laneway.policy import Gate
-
     if rate is None and concurrency is None:
         raise click.UsageError("a gate needs a limit: give --rate, --concurrency or both")
     session.engine(create=True).gate_set(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 import msgspec
 
+from laneway import arguments
 from laneway.cli.session import REFUSED, Session, json_option, pass_session, print_json, say, table
 from laneway.history.alarms import AlarmRule
 from laneway.history.figures import History, HistoryRow, WaitingTimes
@@ -74,8 +75,6 @@ def history(
     Workers write the history every 10 s; so does this command. With a limit (--full-within …), the
     exit code is 1 while it is passed.
     """
-    from laneway import arguments
-
     app = session.app()
     found = app.history.read(pattern, tier=tier, last=last, step=step, max_backlog=max_backlog)
     seconds = functools.partial(arguments.seconds_or_none, "history")

@@ -22,8 +22,6 @@ def load_app(target: str, *, shows_lines: bool = True) -> Laneway:
     The current folder is searched first. `shows_lines`: if the program fails, write its lines of
     the traceback on standard error.
     """
-    from laneway import Laneway
-
     if "://" in target:  # it may have a password
         raise UsageError(
             f"{redacted(target)}: this is a store's URL; name the program, like shop:app, and give"

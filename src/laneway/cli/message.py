@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
-from laneway.admin.messages import MessageAction
+from laneway import units
+from laneway.admin.messages import MessageAction, act
 from laneway.cli.session import Session, pass_session, say
+from laneway.policy import check_topic
 
 DONE = {
     "ready": "is ready now",
@@ -83,9 +85,6 @@ def _act(
     topic: str | None,
     reason: str | None = None,
 ) -> None:
-    from laneway.admin.messages import act
-    from laneway.policy import check_topic
-
     checked = None if topic is None else check_topic(topic)
     done = act(session.engine(), action, message_id, checked, reason)
     say(f"{message_id} {DONE[done]}")
@@ -99,8 +98,6 @@ def back_off(session: Session, topic: str, duration: str) -> None:
     """
     Deliver nothing from TOPIC for DURATION ("10m"), then one message until one is acked; 0 ends it.
     """
-    from laneway import units
-
     handle = session.app().topic(topic)
     if handle.back_off(duration):
         say(

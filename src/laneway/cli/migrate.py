@@ -9,6 +9,7 @@ from collections.abc import Callable
 import click
 from msgspec.structs import replace
 
+from laneway import Laneway
 from laneway.admin.policies import copy_programs, every_policy, set_policies
 from laneway.cli.copying import copy_delivery_log, copy_records, copy_rows
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
@@ -53,8 +54,6 @@ def migrate(
     Workers and publishers of the old store may continue meanwhile; restart them with the new URL
     when you are ready. A message is never lost: after an interruption, the same command resumes.
     """
-    from laneway import Laneway
-
     with Laneway(source, namespace=session.namespace, create=False) as old:
         tiers = old.engine.tier_layers()
         with Laneway(

@@ -10,6 +10,8 @@ import click
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
 from laneway.presenting import duration
 from laneway.printable import redacted
+from laneway.producing.forwarder import Forwarder
+from laneway.producing.outbox_source import OutboxSource
 from laneway.units import counted
 
 LOOK_SECONDS = 0.2
@@ -26,8 +28,6 @@ def outbox() -> None:
 @pass_session
 def create(session: Session, database: str) -> None:
     """Create the tables in DATABASE, such as postgresql://user@host/name or sqlite:///app.db."""
-    from laneway.producing.outbox_source import OutboxSource
-
     with closing(OutboxSource(database, session.namespace)) as source:
         source.create()
     say(f"the tables of the outbox are in {redacted(database)}")
@@ -39,8 +39,6 @@ def create(session: Session, database: str) -> None:
 @pass_session
 def status(session: Session, database: str, *, as_json: bool) -> None:
     """Show what waits in the outbox of DATABASE. No store is opened."""
-    from laneway.producing.outbox_source import OutboxSource
-
     with closing(OutboxSource(database, session.namespace)) as source:
         held = source.status()
     if as_json:
@@ -66,9 +64,6 @@ def forward(session: Session, database: str, *, drain: bool) -> None:
 
     The workers of an application with Laneway(outbox=…) do the same.
     """
-    from laneway.producing.forwarder import Forwarder
-    from laneway.producing.outbox_source import OutboxSource
-
     app = session.app(create=True)
     _ = app.engine  # a store that is away is an error now
     with closing(OutboxSource(database, app.namespace)) as source:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from laneway import Receipt
+from laneway import Message, Receipt
 from laneway.cli.session import (
     REFUSED,
     Session,
@@ -22,6 +22,7 @@ from laneway.cli.session import (
 )
 from laneway.codec import MAX_PRIORITY, MIN_PRIORITY
 from laneway.headers import MAX_COST
+from laneway.producing.publish_options import KNOWN
 
 EXAMPLES = """\b
 Examples:
@@ -81,8 +82,6 @@ def publish(
 
     A BODY that is not JSON is refused: quote text ('"hello"') or use --raw.
     """
-    from laneway import Message
-
     if lines and body is not None:
         raise click.UsageError("--lines reads the bodies from stdin; leave BODY out")
     headers = dict(_header(text) for text in options.pop("header"))
@@ -119,8 +118,6 @@ def _moment(text: str | None) -> datetime | float | None:
 
 
 def _asdict(message: Any) -> dict[str, Any]:
-    from laneway.producing.publish_options import KNOWN
-
     return {name: getattr(message, name) for name in ("topic", "body", *sorted(KNOWN))}
 
 

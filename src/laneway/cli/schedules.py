@@ -10,6 +10,11 @@ import click
 import msgspec
 
 from laneway.cli.session import Session, json_option, pass_session, print_json, say, table
+from laneway.engines.base import TASK_HEADER
+from laneway.message import Message
+from laneway.schedules import store as schedule_store
+from laneway.schedules import times
+from laneway.units import microseconds
 
 
 @click.group()
@@ -32,8 +37,6 @@ def schedules() -> None:
 @pass_session
 def list_schedules(session: Session, *, limit: int, after: str | None, as_json: bool) -> None:
     """List schedules by name, with their times and the next one."""
-    from laneway.schedules import store as schedule_store
-
     found = schedule_store.planned(session.engine(), limit, after)
     if as_json:
         print_json([msgspec.to_builtins(each) for each in found])
@@ -104,12 +107,6 @@ def add(
     spread: str,
 ) -> None:
     """Store the schedule NAME; an existing one is replaced."""
-    from laneway.engines.base import TASK_HEADER
-    from laneway.message import Message
-    from laneway.schedules import store as schedule_store
-    from laneway.schedules import times
-    from laneway.units import microseconds
-
     if task is None and topic is None:
         raise click.UsageError("nothing to publish; give --task NAME, or --topic TOPIC with --body")
     content: Any = (
@@ -149,8 +146,6 @@ def remove(session: Session, name: str) -> None:
     """
     Remove the schedule NAME. If code declares it, the program's next worker stores it again.
     """
-    from laneway.schedules import store as schedule_store
-
     _there(session, name)
     schedule_store.remove(session.engine(), name)
     say(f"{name} is removed")
@@ -161,8 +156,6 @@ def remove(session: Session, name: str) -> None:
 @pass_session
 def pause(session: Session, name: str) -> None:
     """Pause the schedule NAME."""
-    from laneway.schedules import store as schedule_store
-
     _there(session, name)
     schedule_store.set_paused(session.engine(), name, paused=True)
     say(
@@ -176,8 +169,6 @@ def pause(session: Session, name: str) -> None:
 @pass_session
 def resume(session: Session, name: str) -> None:
     """Resume the schedule NAME."""
-    from laneway.schedules import store as schedule_store
-
     _there(session, name)
     schedule_store.set_paused(session.engine(), name, paused=None)
     say(f"{name} is resumed")
@@ -188,8 +179,6 @@ def resume(session: Session, name: str) -> None:
 @pass_session
 def run(session: Session, name: str) -> None:
     """Publish the call of the schedule NAME once, now. Its next firing stays as it is."""
-    from laneway.schedules import store as schedule_store
-
     _there(session, name)
     receipt = schedule_store.run_now(session.engine(), name)
     if receipt is None or receipt.outcome == "refused":
@@ -199,8 +188,6 @@ def run(session: Session, name: str) -> None:
 
 
 def _there(session: Session, name: str) -> None:
-    from laneway.schedules import store as schedule_store
-
     if schedule_store.find(session.engine(), name) is None:
         known = [each.name for each in schedule_store.planned(session.engine(), 20)]
         raise click.UsageError(

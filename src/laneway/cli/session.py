@@ -14,7 +14,9 @@ import click
 import msgspec
 
 from laneway import Laneway
+from laneway.admin.policies import operator_fields
 from laneway.engines.base import FullEngine
+from laneway.errors import EngineUnavailable, LanewayError, Refused, SchemaMismatch
 from laneway.presenting import json_text, table_lines
 from laneway.printable import escaped, redacted, without_passwords
 
@@ -42,8 +44,6 @@ class Session(msgspec.Struct):
         exist is an error unless `create` is set, as it is for commands that publish or set
         something.
         """
-        from laneway import Laneway
-
         self.opened = app = Laneway(self.url, namespace=self.namespace, create=create)
         click.get_current_context().call_on_close(app.close)
         return app
@@ -53,8 +53,6 @@ class Session(msgspec.Struct):
 
     def engine_for(self, pattern: str, *, create: bool = False) -> FullEngine:
         """The engine, for a change of the operator's policy of a pattern."""
-        from laneway.admin.policies import operator_fields
-
         engine = self.engine(create=create)
         self.before = pattern, operator_fields(engine, pattern)
         return engine
@@ -69,8 +67,6 @@ def with_exit_codes(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        from laneway.errors import EngineUnavailable, LanewayError, Refused, SchemaMismatch
-
         try:
             return run(*args, **kwargs)
         except (EngineUnavailable, SchemaMismatch) as error:

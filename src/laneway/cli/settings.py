@@ -7,6 +7,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
+import msgspec
 
 from laneway import headers as control
 from laneway.policy import FIELDS, PolicyOptions
@@ -80,8 +81,6 @@ def option_type(hint: Any) -> Any:
 
 def value_of(name: str, text: Any) -> Any:
     """The value of an option in the form that the setting takes."""
-    import msgspec
-
     if not isinstance(text, str):
         return text
     if name in ("max_backlog", "max_body", "concurrency"):

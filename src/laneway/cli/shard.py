@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
+from laneway.engines import move_shard, shard_servers
 from laneway.units import counted
 
 
@@ -18,8 +19,6 @@ def shard() -> None:
 @pass_session
 def list_(session: Session, *, as_json: bool) -> None:
     """Show the server and the database of each shard."""
-    from laneway.engines import shard_servers
-
     servers = shard_servers(session.app().url, session.namespace)
     if as_json:
         print_json(servers)
@@ -39,7 +38,5 @@ def move(session: Session, number: int, server: str) -> None:
     User, password and options are those of the store's URL, and the database too if SERVER has
     none. If a move was interrupted, repeat it: nothing is lost.
     """
-    from laneway.engines import move_shard
-
     rows = move_shard(session.app().url, session.namespace, number, server)
     say(f"shard {number} is on {server}; {counted(rows, 'row')} copied")

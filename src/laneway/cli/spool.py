@@ -6,6 +6,7 @@ import time
 
 import click
 
+from laneway import Laneway, Spool, arguments
 from laneway.cli.session import (
     REFUSED,
     Session,
@@ -17,7 +18,7 @@ from laneway.cli.session import (
 )
 from laneway.presenting import duration
 from laneway.printable import HIDDEN
-from laneway.producing.spool_file import SpoolStatus
+from laneway.producing.spool_file import SpoolFile, SpoolStatus, forwarding_process
 from laneway.units import counted
 
 SHOW_SECONDS = 1.0
@@ -65,8 +66,6 @@ def drain(session: Session, path: str, *, timeout: str | None) -> None:
     The store is --url, else the one that the producer has named. The exit code is 1 if messages are
     left at the timeout, or if the store refused some.
     """
-    from laneway import Laneway, Spool, arguments
-
     seconds = arguments.seconds_or_none("spool drain", "--timeout", timeout)
     before = read(path)
     namespace = session.namespace if session.namespace_given else before.namespace
@@ -99,8 +98,6 @@ def _pause(deadline: float | None) -> float:
 
 def read(path: str) -> SpoolStatus:
     """The content of the spool in a file. Raises UsageError if the file does not exist."""
-    from laneway.producing.spool_file import SpoolFile, forwarding_process
-
     file = SpoolFile(path, syncs=False, create=False)
     try:
         return file.status(forwarding_process(file.path))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import get_args
 
 import click
+import msgspec
 
+from laneway.admin import subscriptions
 from laneway.cli.session import Session, json_option, pass_session, print_json, say, table
+from laneway.policy import check_pattern, check_topic, is_pattern
 from laneway.subscriptions import Kind, Start, Where
 from laneway.units import counted
 
@@ -33,11 +36,6 @@ def list_subscriptions(session: Session, topic: str, *, as_json: bool) -> None:
     With a pattern like `orders.*`, list what it and the patterns under it declare, without the
     numbers of messages.
     """
-    import msgspec
-
-    from laneway.admin import subscriptions
-    from laneway.policy import check_pattern, check_topic, is_pattern
-
     if is_pattern(topic):
         declared = subscriptions.declared(session.engine(), check_pattern(topic))
         if as_json:
@@ -138,8 +136,6 @@ def add(
     Give the topics of PATTERN a subscription NAME, as the operator: it gets a copy of each message
     that is published from now on.
     """
-    from laneway.admin import subscriptions
-
     settings = subscriptions.settings_of(kind, _where(where), expires)
     engine = session.engine(create=True)
     changes = subscriptions.changes(engine, pattern, name, settings)
@@ -182,8 +178,6 @@ def remove(session: Session, pattern: str, name: str) -> None:
 
     A program that declares it adds it again when it changes what it declares.
     """
-    from laneway.admin import subscriptions
-
     count = subscriptions.remove(session.engine(), pattern, name)
     removed = f"{_messages_were(count, 'message')} removed"
     say(f"{pattern} no longer has the subscription {name}; {removed}")

@@ -16,7 +16,7 @@ from laneway.cli.session import (
     say,
     show_list,
 )
-from laneway.tiers import TierLayers
+from laneway.tiers import Tier, TierLayers, check_tiers
 
 
 @click.group(short_help="Show and change tiers and their shares.")
@@ -91,8 +91,6 @@ def set_tier(
 
     This overrides what code declares. All workers obey at their next lease.
     """
-    from laneway.tiers import Tier, check_tiers
-
     engine = session.engine(create=True)
     before = engine.tier_layers().in_force().get(name, Tier())
     by = fair_by or before.fair_by

@@ -6,6 +6,7 @@ import click
 
 from laneway.cli.gate import LIMIT_COLUMNS, limit_cells
 from laneway.cli.session import Session, json_option, pass_session, say, show_list
+from laneway.policy import Gate
 
 
 @click.group("topic-group")
@@ -54,8 +55,6 @@ def set_topic_group(
     concurrency: int | None,
 ) -> None:
     """Set the operator's settings of a group; each option overrides what the code declares."""
-    from laneway.policy import Gate
-
     if weight is None and rate is None and concurrency is None:
         raise click.UsageError("give --weight, --rate, --concurrency, or several of them")
     settings = Gate.of_group(name, rate, burst, concurrency, weight)
@@ -68,7 +67,5 @@ def set_topic_group(
 @pass_session
 def reset_topic_group(session: Session, name: str) -> None:
     """Remove what an operator set for a group; what code declares applies again."""
-    from laneway.policy import Gate
-
     session.engine().topic_group_set(name, Gate(), layer="operator")
     say(f"topic group {name} has no settings of an operator")

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 from laneway.errors import UsageError
 from laneway.gateway.exchange import Exchange, refusal
 from laneway.gateway.handshake import Handshakes
-from laneway.gateway.http import EXCHANGE, IDLE_SECONDS, MAX_HEAD
+from laneway.gateway.http import EXCHANGE, IDLE_SECONDS, MAX_HEAD, Headers
 
 try:
     import httptools
@@ -35,7 +35,6 @@ except ImportError as error:  # pragma: no cover
 if TYPE_CHECKING:
     import ssl
 
-    from laneway.gateway.http import Headers
     from laneway.gateway.proxies import Proxies
 
 log = logging.getLogger("laneway.gateway.connection")

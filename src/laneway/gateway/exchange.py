@@ -7,18 +7,15 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from laneway.gateway.http import SECURITY_HEADERS
+from laneway.gateway.http import SECURITY_HEADERS, Headers, Scope
 from laneway.gateway.problems import KINDS, ProblemBody
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping
-    from typing import Protocol
-
-    from laneway.gateway.http import Headers, Scope
 
     class Connection(Protocol):
         """What an exchange needs of its connection."""

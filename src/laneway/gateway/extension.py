@@ -46,21 +46,19 @@ from __future__ import annotations
 import gzip
 import hashlib
 import mimetypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.gateway.http import HTML, IMMUTABLE, Response
+from laneway.gateway.http import HTML, IMMUTABLE, Request, Response
 from laneway.gateway.routing import Route
 from laneway.gateway.schema import NoQuery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
     from importlib.resources.abc import Traversable
-    from typing import Any
 
     from laneway.gateway.call import Call
-    from laneway.gateway.http import Request
     from laneway.gateway.login.access import Scope
     from laneway.gateway.problems import ProblemBody
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from laneway import units
-from laneway.engines.base import Check, DoctorStep
+from laneway.engines.base import Check, DoctorStep, FullEngine, Records
 from laneway.errors import LanewayError
 from laneway.gateway.problems import Problem
 from laneway.printable import without_passwords
@@ -26,7 +26,6 @@ from laneway.printable import without_passwords
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from laneway.engines.base import FullEngine, Records
     from laneway.gateway.login.access import Caller
     from laneway.runtime.runtime import Runtime
 

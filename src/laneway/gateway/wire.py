@@ -26,13 +26,12 @@ from laneway.gateway.schema import (
     TopicAnswer,
 )
 from laneway.headers import cost
-from laneway.message import RAW, Message
+from laneway.message import RAW, Draft, Lease, Message
 from laneway.printable import without_passwords
 
 if TYPE_CHECKING:
     from laneway.engines.base import Check, MessageView, Overview, TierStats, TopicStats
     from laneway.gateway.operations import Operation
-    from laneway.message import Draft, Lease
 
 _read_json = msgspec.json.Decoder().decode
 encode = msgspec.json.Encoder().encode

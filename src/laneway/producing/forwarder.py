@@ -15,22 +15,19 @@ import secrets
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from laneway import storable
-from laneway.engines.base import FORWARD_AT_ONCE
+from laneway.engines.base import FORWARD_AT_ONCE, FullEngine
 from laneway.errors import BadMessage, LanewayError
-from laneway.producing.reports import logger
+from laneway.producing.reports import UnsentReports, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Protocol
 
     from laneway.engine_holder import EngineHolder
-    from laneway.engines.base import FullEngine
     from laneway.message import Draft, Receipt
     from laneway.policy import Resolved
-    from laneway.producing.reports import UnsentReports
     from laneway.producing.spool_file import Row
 
     class Source(Protocol):

@@ -14,12 +14,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from laneway.errors import UsageError
-from laneway.message import Message, Receipt
+from laneway.message import Draft, Message, Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-
-    from laneway.message import Draft
 
     Middleware = Callable[[Message], Generator[Message, Receipt, None]]
     Put = Callable[[list[Draft]], list[Receipt]]

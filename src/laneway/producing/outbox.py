@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING, Any
 from laneway import codec
 from laneway.engines.shared.refusals import delay_outlasts_ttl
 from laneway.errors import BadMessage
-from laneway.message import Message, Receipt
+from laneway.message import Draft, Message, Receipt
 from laneway.producing.connections import Connected
 from laneway.producing.publish_options import BATCH, batches_of
 from laneway.producing.spool_file import packed_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from laneway.message import Draft
     from laneway.producing.middleware import Middlewares
 
     Statement = tuple[str, list[Any]]

@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from laneway import storable
 from laneway.errors import BadMessage, EngineUnavailable, LanewayError
@@ -36,7 +36,6 @@ from laneway.errors import BadMessage, EngineUnavailable, LanewayError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
-    from typing import Protocol
 
     from laneway.message import Draft, Receipt
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 from laneway import codec, storable
 from laneway import headers as control
 from laneway.errors import LanewayError, UsageError
-from laneway.message import Message
+from laneway.message import Draft, Message
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from laneway.message import Draft
 
     Hook = Callable[[Message, LanewayError], object]
 

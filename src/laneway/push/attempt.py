@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.errors import DestinationUnavailable
-from laneway.push.answers import without_query
-from laneway.push.delivery_log import MAX_MESSAGE, Entry, KeptMessage
+from laneway.push.answers import Answer, Verdict, without_query
+from laneway.push.delivery_log import MAX_MESSAGE, Entry, KeptMessage, Result
 from laneway.push.outcomes import Released
 from laneway.push.signature import REPLAY_HEADER
-from laneway.push.table import is_secret_header
+from laneway.push.table import Record, is_secret_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from laneway.engines.base import Admin
     from laneway.message import Lease
-    from laneway.push.answers import Answer, Verdict
-    from laneway.push.delivery_log import Result
-    from laneway.push.table import Record
     from laneway.push.targets import Target
 
 HIDDEN = "…"

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from laneway import units
-from laneway.push.table import Condition
+from laneway.push.table import Condition, Record
 
 if TYPE_CHECKING:
     from laneway.push.answers import Verdict
-    from laneway.push.table import Record
 
 ATTEMPTS = 20.0
 """How many attempts the window holds."""

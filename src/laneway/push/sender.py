@@ -33,25 +33,22 @@ from laneway.push.address_guard import PROXY_VARIABLE, of_process
 from laneway.push.answers import Answer, Verdict, judge
 from laneway.push.attempt import Attempt, entry_of, result_of
 from laneway.push.counts import CLASSES, COUNTS, Counts
-from laneway.push.delivery_log import LogWriter
+from laneway.push.delivery_log import Entry, LogWriter, Result
 from laneway.push.events import EndpointEvents
 from laneway.push.notifications import HOUR_US, notify
 from laneway.push.notifications import TOPIC as NOTIFICATIONS
 from laneway.push.outcomes import AttemptFailed, Released
-from laneway.push.resolver import Resolver
+from laneway.push.resolver import Host, Resolver
 from laneway.push.targets import Target, destination_of, fill, headers_for
-from laneway.push.transport import Request, Transport
+from laneway.push.transport import Request, Slot, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from laneway.engines.base import FullEngine
     from laneway.message import Lease
-    from laneway.push.delivery_log import Entry, Result
-    from laneway.push.resolver import Host
     from laneway.push.settings import SenderSettings
     from laneway.push.table import Record
-    from laneway.push.transport import Slot
     from laneway.working.executors.executor import Dispatch, Finished
     from laneway.working.worker_delivery import WorkerDelivery
 

@@ -9,13 +9,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from laneway.engines.base import result_name
+from laneway.engines.base import FullEngine, ResultListener, result_name
 from laneway.errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from laneway.engines.base import FullEngine, ResultListener
     from laneway.message import StoredResult
 
     Callback = Callable[[StoredResult], object]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway import codec
@@ -13,7 +13,7 @@ from laneway.producing.buffer import Buffer, MessageBuffer
 from laneway.producing.outbox import JoinedProducer
 from laneway.producing.outbox_source import OutboxForwarding
 from laneway.producing.producer import Producer
-from laneway.producing.publish_options import message_from
+from laneway.producing.publish_options import PublishOptions, message_from
 from laneway.producing.queued_producer import QueuedProducer
 from laneway.producing.reports import UnsentReports
 from laneway.producing.spool import MessageSpool, Spool
@@ -25,11 +25,9 @@ from laneway.working.worker_registry import WorkerRegistry
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
-    from concurrent.futures import Executor
 
     from laneway.engines.base import FullEngine, Settings
     from laneway.message import Receipt
-    from laneway.producing.publish_options import PublishOptions
     from laneway.units import Duration
     from laneway.working.election_threads import Candidacy
     from laneway.working.host import Schedules

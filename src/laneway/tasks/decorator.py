@@ -9,7 +9,7 @@ from laneway.errors import UsageError
 from laneway.policy import FIELDS, PolicyOptions
 from laneway.tasks.options import TaskOptions
 from laneway.tasks.task import Task
-from laneway.working.handler import check_importable
+from laneway.working.handler import Isolation, check_importable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from laneway.tasks.serializers import Serializer
     from laneway.tasks.task import AsyncTask
     from laneway.units import Duration
-    from laneway.working.handler import Isolation
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -25,7 +25,7 @@ from laneway import arguments, codec, config, units
 from laneway.engines.base import RESULT_TTL_HEADER, TASK_HEADER
 from laneway.errors import BadMessage, Retry, UsageError
 from laneway.headers import COST as COST_HEADER
-from laneway.message import Lease, Receipt
+from laneway.message import Lease, Message, Receipt
 from laneway.tasks import canvas, outcomes, serializers, steps, tagged_values
 from laneway.tasks.invocation import Invocation
 from laneway.tasks.job import Job, report_progress
@@ -34,6 +34,7 @@ from laneway.tasks.options import (
     MESSAGE_OPTIONS,
     RESULT_OPTIONS,
     CallOptions,
+    TaskOptions,
     has_links,
     listed,
 )
@@ -52,11 +53,9 @@ from laneway.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
-    from laneway.message import Message
     from laneway.producing.publish_options import PublishOptions
     from laneway.runtime.runtime import Runtime
     from laneway.tasks.canvas import Group, Signature
-    from laneway.tasks.options import TaskOptions
     from laneway.units import Duration
 
 P = ParamSpec("P")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from laneway.errors import UsageError
 from laneway.working.banner import log_banner
 from laneway.working.election_threads import ElectionThreads
-from laneway.working.options import EmbeddedOptions, Options
+from laneway.working.options import EmbeddedOptions, Options, Summary
 from laneway.working.user_imports import refuse_while_importing
 from laneway.working.worker import STOP_SECONDS, Worker, check_handlers
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from laneway.working.host import Application
-    from laneway.working.options import Summary
 
 log = logging.getLogger("laneway.worker")
 

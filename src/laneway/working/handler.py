@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from laneway import arguments, codec, headers, subscriptions, units
-from laneway.engines.base import TASK_HEADER
+from laneway.engines.base import TASK_HEADER, FullEngine
 from laneway.errors import BadPolicy, Reject, UnknownHandler, UsageError
 from laneway.history.alarms import Alarms
 from laneway.policy import check_pattern, handling_patterns
@@ -22,7 +22,6 @@ from laneway.working.middleware import HandlingMiddlewares
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from laneway.engines.base import FullEngine
     from laneway.message import Draft, Lease, Message, Settlement
     from laneway.units import Duration
     from laneway.working.options import Options

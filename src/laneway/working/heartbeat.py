@@ -19,7 +19,13 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
 from laneway import storable, units
-from laneway.engines.base import MAX_BUSY_TOPICS, MAX_WORKER_NAMES, RunningMessage, WorkerFacts
+from laneway.engines.base import (
+    MAX_BUSY_TOPICS,
+    MAX_WORKER_NAMES,
+    FullEngine,
+    RunningMessage,
+    WorkerFacts,
+)
 from laneway.errors import LanewayError
 from laneway.working import commands
 from laneway.working.banner import installed_version
@@ -27,7 +33,6 @@ from laneway.working.banner import installed_version
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from laneway.engines.base import FullEngine
     from laneway.working.handler import Handlers
     from laneway.working.options import Options
     from laneway.working.worker_delivery import WorkerDelivery

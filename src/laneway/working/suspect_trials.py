@@ -13,11 +13,10 @@ A suspect that has failed or lost a worker before also waits until all running h
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from typing import Protocol
 
     from laneway.working.engine_thread import EngineThread
     from laneway.working.handler import Handler

@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from laneway import codec, storable
-from laneway.engines.base import result_name
+from laneway.engines.base import FullEngine, result_name
 from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, UsageError
-from laneway.message import Settlement
+from laneway.message import Lease, Settlement
 from laneway.working import worker_hooks
-from laneway.working.buffer import Buffer
+from laneway.working.buffer import Buffer, HandlerQueue
 from laneway.working.engine_priority import EnginePriority
 from laneway.working.engine_thread import MAX_PREFETCH, EngineThread
 from laneway.working.event_loop import CANCEL_SECONDS, cancel_tasks, caught, run_to_end
@@ -68,10 +68,7 @@ from laneway.working.worker_delivery import WorkerDelivery
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-    from laneway.engines.base import FullEngine
     from laneway.engines.base.wakeup import ReadableListener
-    from laneway.message import Lease
-    from laneway.working.buffer import HandlerQueue
     from laneway.working.child_processes import CannotStart
     from laneway.working.election_threads import ElectionThreads
     from laneway.working.executors.executor import Executor, MakeExecutor, TopicExecutor

@@ -15,6 +15,7 @@ from django.template.response import TemplateResponse
 from django.urls import path, re_path, reverse
 from django.views.decorators.csrf import csrf_exempt
 
+from laneway import DeadLetter as Letter
 from laneway import LanewayError
 from laneway.contrib.django.application import application
 from laneway.contrib.django.models import Dashboard, DeadLetter
@@ -24,7 +25,6 @@ from laneway.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from laneway import DeadLetter as Letter
     from laneway.contrib.hosted import Caller, HostedGateway
 
 PAGE = 50

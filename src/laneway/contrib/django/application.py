@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from asgiref.sync import SyncToAsync
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, reset_queries, transaction
 
-from laneway import Laneway, LanewayError, Task
+from laneway import Job, Laneway, LanewayError, Task
 from laneway.contrib.django import options
 
 P = ParamSpec("P")
@@ -20,9 +30,7 @@ R = TypeVar("R")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
-    from typing import Protocol
 
-    from laneway import Job
     from laneway.tasks.decorator import TaskKeywords
 
 

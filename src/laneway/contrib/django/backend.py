@@ -28,14 +28,12 @@ from django.core.exceptions import SuspiciousOperation
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from laneway import DestinationUnavailable, Retry
+from laneway import DestinationUnavailable, JobState, Retry
 from laneway.contrib.django.application import application
 from laneway.contrib.django.options import given, outbox_connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from laneway import JobState
 
     Record = dict[str, Any]
 

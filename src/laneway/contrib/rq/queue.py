@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import rq
 from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004
 from rq.exceptions import DequeueTimeout, NoSuchJobError
-from rq.job import JobStatus
+from rq.job import Job, JobStatus
 from rq.utils import as_text
 
 from laneway.contrib.rq.store import application
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from redis import Redis
-    from rq.job import Job
 
     from laneway.app import Laneway
     from laneway.delivery import Delivery

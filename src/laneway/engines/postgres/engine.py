@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from laneway.engines.base import Capabilities, DoctorStep, LogEntry, StorePart
+from laneway.engines.base import Capabilities, Check, DoctorStep, LogEntry, Settings, StorePart
 from laneway.engines.postgres.address import parse, schema_of
 from laneway.engines.postgres.store import Store
 from laneway.engines.postgres.wakeup import Wakeup
@@ -20,7 +20,6 @@ from laneway.printable import redacted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from laneway.engines.base import Check, Settings
     from laneway.engines.postgres.servers import ShardServer
 
 DURABILITIES = ("memory", "fsync", "replicated")

@@ -20,7 +20,7 @@ from psycopg import sql
 from psycopg.errors import LockNotAvailable
 
 from laneway.engines.postgres import statements
-from laneway.engines.postgres.address import parse, schema_of
+from laneway.engines.postgres.address import Address, parse, schema_of
 from laneway.engines.postgres.connecting import ServerConnection, connect, local_settings
 from laneway.engines.postgres.errors import explain
 from laneway.engines.postgres.server_check import check_server
@@ -48,7 +48,6 @@ from laneway.errors import EngineUnavailable, NoNamespace, SchemaMismatch, Usage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from laneway.engines.postgres.address import Address
 
 STOPPED_MS = 30_000
 """After so long the server ends a move whose program has stopped."""

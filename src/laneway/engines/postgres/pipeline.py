@@ -30,12 +30,11 @@ from psycopg import pq
 from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 
-from laneway.engines.postgres.connecting import ANSWER_SECONDS, NoAnswer
+from laneway.engines.postgres.connecting import ANSWER_SECONDS, NoAnswer, ServerConnection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.postgres.connecting import ServerConnection
 
 _OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.engines.base import Capabilities
+from laneway.engines.base import Capabilities, FullEngine, Settings
 from laneway.engines.postgres.address import parse, schema_of
 from laneway.engines.postgres.engine import DURABILITIES, NOUN, HasShards, PostgresEngine
 from laneway.engines.postgres.servers import MOVED, ShardServer, name_of
@@ -21,7 +21,6 @@ from laneway.engines.sql.shard_store import ShardStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from laneway.engines.base import FullEngine, Settings
     from laneway.engines.postgres.connecting import ServerConnection
     from laneway.engines.sql.store import Place
 

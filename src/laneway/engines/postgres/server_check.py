@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 import psycopg
 
 from laneway.engines.base import Check
 from laneway.engines.postgres.address import parse
-from laneway.engines.postgres.connecting import connect
+from laneway.engines.postgres.connecting import ServerConnection, connect
 from laneway.engines.postgres.errors import explain
 from laneway.engines.postgres.store import LEAST_SERVER
-
-if TYPE_CHECKING:
-    from laneway.engines.postgres.connecting import ServerConnection
 
 OLD_MINUTES = 5
 """A transaction that is open for so long keeps the server from removing old rows."""

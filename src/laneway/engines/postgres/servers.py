@@ -17,17 +17,13 @@ even if the program that moves the shard ends before it has changed the row.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
 import msgspec
 import psycopg
 from psycopg import sql
 
-from laneway.engines.postgres.address import schema_of
+from laneway.engines.postgres.address import Address, schema_of
 from laneway.engines.postgres.connecting import ServerConnection, connect
-
-if TYPE_CHECKING:
-    from laneway.engines.postgres.address import Address
 
 MOVED = "~"
 """The end of the name of a schema that has moved."""

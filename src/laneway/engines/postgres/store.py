@@ -38,7 +38,7 @@ from laneway.engines.postgres.flusher import Flusher, NotConfirmed
 from laneway.engines.postgres.reserve import LOOK_BYTES, Reserve
 from laneway.engines.shared import forking
 from laneway.engines.sql import store as sql_store
-from laneway.engines.sql.store import Outdated
+from laneway.engines.sql.store import Outdated, Place, Read
 from laneway.errors import EngineUnavailable, LanewayError, NoNamespace, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from laneway.engines.postgres.address import Address
     from laneway.engines.postgres.servers import ShardServer
-    from laneway.engines.sql.store import Place, Read
     from laneway.message import Draft
 
 LAYOUT = 2

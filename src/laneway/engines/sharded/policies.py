@@ -13,22 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.sharded.namespace import Behind, InUse, OwnChange, OwnPolicy, PolicyChange
+from laneway.engines.sharded.namespace import (
+    Behind,
+    InUse,
+    OwnChange,
+    OwnPolicy,
+    PolicyChange,
+    ShardedNamespace,
+)
 from laneway.engines.sharded.splitting import group, pages, rounds
 from laneway.engines.shared.policy_changes import (
     may_change_lanes,
     topic_in_use,
 )
 from laneway.errors import TopicInUse
-from laneway.policy import change_layers, is_pattern, matches, sources
-from laneway.subscriptions import base_of, is_copy, topic_of
+from laneway.policy import Layers, PolicyTable, change_layers, is_pattern, matches, sources
+from laneway.subscriptions import Subscription, base_of, is_copy, topic_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from laneway.engines.sharded.namespace import ShardedNamespace
-    from laneway.policy import Layers, PolicyTable
-    from laneway.subscriptions import Subscription
 
     Changes = Sequence[tuple[str, dict[str, Any]]]
     """(pattern or topic, its checked fields; None removes a field)"""

@@ -17,29 +17,29 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import msgspec
 
-from laneway.engines.base import HOUSEKEEPING_LIMIT, SIGNALS_HEADER
+from laneway.engines.base import HOUSEKEEPING_LIMIT, SIGNALS_HEADER, Settings
 from laneway.engines.sharded.grants import Grants
 from laneway.engines.sharded.splitting import Numbers, by_shard, pages_within, partial_call
 from laneway.engines.sharded.visits import Visits
 from laneway.engines.shared.copies import copies_of, count_copies
 from laneway.engines.shared.refusals import backlog_full_with_ack, check_draft, check_names
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable
-from laneway.message import Batch, StoredResult
+from laneway.message import (
+    Batch,
+    Draft,
+    Lease,
+    ProgressReport,
+    Receipt,
+    Settlement,
+    SettlementAnswer,
+    StoredResult,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from laneway.engines.base import Settings
     from laneway.engines.sharded.namespace import ShardedNamespace
     from laneway.engines.sharded.routes import Route
-    from laneway.message import (
-        Draft,
-        Lease,
-        ProgressReport,
-        Receipt,
-        Settlement,
-        SettlementAnswer,
-    )
 
     PutOn = Callable[[int, Sequence[Draft]], list[Receipt]]
 

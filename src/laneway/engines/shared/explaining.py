@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway import headers as control
-from laneway.engines.base import UNTIL_SIGNALLED_US, Explanation
+from laneway.engines.base import UNTIL_SIGNALLED_US, Cause, Explanation, MessageView
 from laneway.engines.shared import adaptive, fairness
 from laneway.topic_groups import GROUP, TOPIC
 from laneway.units import SECOND, counted, rate_text
@@ -19,7 +19,6 @@ from laneway.units import SECOND, counted, rate_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.base import Cause, MessageView
     from laneway.engines.shared.adaptive import Flow, Share
     from laneway.policy import Resolved
 

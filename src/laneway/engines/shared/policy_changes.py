@@ -10,12 +10,10 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from laneway.errors import BadPolicy, TopicInUse
-from laneway.policy import check_changes, gate_names
+from laneway.policy import Layer, Resolved, check_changes, gate_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from laneway.policy import Layer, Resolved
 
     Changes = Sequence[tuple[str, Mapping[str, Any]]]
     """(pattern or topic, its fields; None removes a field)"""

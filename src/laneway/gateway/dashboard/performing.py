@@ -10,7 +10,7 @@ import msgspec
 from laneway.gateway import problems
 from laneway.gateway.call import Call
 from laneway.gateway.gateway import run_blocking
-from laneway.gateway.http import Request
+from laneway.gateway.http import Request, Response
 from laneway.gateway.problems import Problem
 from laneway.gateway.route_table import ROUTES
 from laneway.gateway.routing import Router
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from laneway.gateway.dashboard.actions import ApiCall
-    from laneway.gateway.http import Response
     from laneway.gateway.login.access import Caller
     from laneway.gateway.services import Services
 

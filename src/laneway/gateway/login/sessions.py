@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.gateway.login import local_login, origins
-from laneway.gateway.login.access import EVERYTHING
+from laneway.gateway.login.access import EVERYTHING, Caller
 from laneway.gateway.login.browser_session import SESSION_SECONDS, Session
 from laneway.gateway.login.shared_key import shared_key
-from laneway.gateway.login.tokens import unauthenticated
+from laneway.gateway.login.tokens import TokenCheck, unauthenticated
 from laneway.gateway.problems import Problem
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import Records
     from laneway.gateway.http import Request
-    from laneway.gateway.login.access import Caller
     from laneway.gateway.login.local_login import LocalLogin
-    from laneway.gateway.login.tokens import TokenCheck
     from laneway.gateway.routing import Route
     from laneway.runtime.runtime import Runtime
 

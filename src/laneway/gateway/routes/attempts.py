@@ -11,18 +11,23 @@ from laneway import units
 from laneway.gateway.attempt_schema import (
     AttemptAnswer,
     AttemptsAnswer,
+    AttemptsQuery,
+    EndpointAttemptsQuery,
     ReplayAnswer,
+    ReplayBody,
 )
 from laneway.gateway.moments import past_us
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.endpoints import endpoint_of
 from laneway.gateway.routes.operations import begun
 from laneway.policy import check_pattern
+from laneway.push import replay as replays
+from laneway.push.delivery_log import search
+from laneway.push.table import now
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.gateway.attempt_schema import AttemptsQuery, EndpointAttemptsQuery, ReplayBody
     from laneway.gateway.call import Call
     from laneway.gateway.http import Response
     from laneway.push.delivery_log import AttemptInfo
@@ -41,8 +46,6 @@ def list_of_endpoint(call: Call) -> AttemptsAnswer:
 
 
 def _search(call: Call, patterns: Sequence[str], query: EndpointAttemptsQuery) -> AttemptsAnswer:
-    from laneway.push.delivery_log import search  # noqa: PLC0415  # many push nothing
-
     if not patterns:
         return AttemptsAnswer([], None, False)
     page = search(
@@ -109,16 +112,14 @@ def replay(call: Call) -> ReplayAnswer | Response:
 
 
 def _in_background(call: Call, body: ReplayBody) -> Response:
-    from laneway.push import replay  # noqa: PLC0415  # many push nothing
-
     topic = endpoint_of(call).topic
     since, until = _seconds("since", body.since), _seconds("until", body.until)
     # What is wrong is an error of this request.
-    replay.replay_many(call.engine, topic, limit=1, rate=body.rate, dry_run=True)
+    replays.replay_many(call.engine, topic, limit=1, rate=body.rate, dry_run=True)
     operation_id = call.services.operations.begin(
         call.caller,
         "replay",
-        lambda engine, pause: replay.steps(
+        lambda engine, pause: replays.steps(
             engine,
             topic,
             since=since,
@@ -145,8 +146,6 @@ def _in_background(call: Call, body: ReplayBody) -> Response:
 def _seconds(name: str, text: str | None) -> float | None:
     if text is None:
         return None
-    from laneway.push.table import now  # noqa: PLC0415  # as above
-
     return max(past_us(name, text, now()), 0) / units.SECOND
 
 

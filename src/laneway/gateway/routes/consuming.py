@@ -14,11 +14,20 @@ from laneway.errors import BacklogFull, BadMessage, UsageError
 from laneway.gateway import receipts
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
-from laneway.gateway.schema import MAX_WAIT, LeaseAnswer, LeaseBody, SettleAnswer, SettleBody
+from laneway.gateway.schema import (
+    MAX_WAIT,
+    LeaseAnswer,
+    LeaseBody,
+    SettleAnswer,
+    SettleBody,
+    SettleOutcome,
+    Span,
+    TopicMessageBody,
+)
 from laneway.gateway.waiting import long_poll
 from laneway.gateway.waiting.long_poll import Wanted
 from laneway.gateway.wire import delivery_of, draft_of, encode, moment_or_none
-from laneway.message import Batch, Settlement
+from laneway.message import Action, Batch, Draft, Settlement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +35,6 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
     from laneway.gateway.call import Call
     from laneway.gateway.login.access import Caller
-    from laneway.gateway.schema import SettleOutcome, Span, TopicMessageBody
-    from laneway.message import Action, Draft
 
 BAD_RECEIPT = "the receipt is not one of this namespace; it comes from the answer of a lease"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -20,21 +20,20 @@ from laneway.gateway.schema import (
     DeadBody,
     DeadGroupAnswer,
     DeadGroupsAnswer,
+    DeadGroupsQuery,
     DeadLetterAnswer,
     DeadLettersAnswer,
+    DeadLettersQuery,
     RedriveBody,
 )
 from laneway.gateway.wire import message_answer, moment
 from laneway.policy import check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from laneway.engines.base import FullEngine, MessageView
     from laneway.gateway.bulk_dead_letters import Pause
     from laneway.gateway.call import Call
     from laneway.gateway.http import Response
-    from laneway.gateway.schema import DeadGroupsQuery, DeadLettersQuery
 
 PAGE = 1000
 """Dead letters that are read in one call."""

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from laneway.admin import subscriptions, workers
-from laneway.engines.base import DoctorStep
+from laneway.engines.base import DoctorStep, FullEngine
 from laneway.gateway import operations
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.operations import begun
@@ -15,7 +15,6 @@ from laneway.gateway.schema import OperationBegun
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from laneway.engines.base import FullEngine
     from laneway.gateway.call import Call
     from laneway.gateway.http import Response
     from laneway.gateway.operations import Pause

@@ -16,6 +16,7 @@ from laneway.gateway.problems import DECODE_ERRORS, Problem, invalid
 from laneway.gateway.routes.endpoints import check_fields
 from laneway.gateway.wire import encode
 from laneway.policy import check_topic
+from laneway.push.endpoint import set_each, set_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -73,8 +74,6 @@ async def _answers(call: Call) -> AsyncIterator[bytes]:
 
 def _set(call: Call, number: int, lines: list[bytes]) -> list[EndpointLineAnswer]:
     """Set a part of the lines. `number`: of lines before them."""
-    from laneway.push.endpoint import set_each, set_endpoint  # noqa: PLC0415  # many push nothing
-
     runtime = call.services.runtime
     answers = [EndpointLineAnswer(number + n) for n in range(1, len(lines) + 1)]
     valid: list[tuple[EndpointLineAnswer, str, Fields]] = []

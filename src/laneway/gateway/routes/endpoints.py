@@ -20,6 +20,8 @@ from laneway.gateway.endpoint_schema import (
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import RemovedAnswer
 from laneway.policy import check_pattern
+from laneway.push import endpoint
+from laneway.push.table import EnabledRecently
 
 if TYPE_CHECKING:
     from laneway.gateway.call import Call
@@ -31,14 +33,12 @@ HIDDEN = "…"
 
 def list_endpoints(call: Call) -> EndpointsAnswer:
     """List endpoints by topic, with their condition."""
-    from laneway.push.endpoint import list_endpoints as listed  # noqa: PLC0415  # many push nothing
-
     query: EndpointsQuery = call.query
     check_pattern(query.pattern)
     found: dict[str, EndpointInfo] = {}
     following: list[str] = []
     for pattern in call.caller.narrowed(query.pattern):
-        page, next_ = listed(
+        page, next_ = endpoint.list_endpoints(
             call.engine, pattern, limit=query.limit, after=query.after or "", state=query.state
         )
         found |= {info.topic: info for info in page}
@@ -61,14 +61,12 @@ def set_endpoint(call: Call) -> EndpointAnswer:
 
     Access to private addresses is given on the command line only.
     """
-    from laneway.push.endpoint import set_endpoint as set_  # noqa: PLC0415  # as above
-
     fields: dict[str, Any] = dict(call.body)
     _hide_secrets(call.body)
     check_fields(fields)
-    endpoint = set_(call.services.runtime, call.topic, fields, is_trusted=False)
-    answer = _answer(endpoint.info())
-    answer.secret = endpoint.secret
+    found = endpoint.set_endpoint(call.services.runtime, call.topic, fields, is_trusted=False)
+    answer = _answer(found.info())
+    answer.secret = found.secret
     return answer
 
 
@@ -99,22 +97,20 @@ def rotate(call: Call) -> RotateAnswer:
 def disable(call: Call) -> EndpointAnswer:
     """Send nothing more to an endpoint: its topic's messages wait."""
     body: DisableBody = call.body
-    endpoint = endpoint_of(call)
-    endpoint.disable(body.reason)
-    return _answer(endpoint.info())
+    found = endpoint_of(call)
+    found.disable(body.reason)
+    return _answer(found.info())
 
 
 def enable(call: Call) -> EndpointAnswer:
     """Send to an endpoint again: one message as a probe, then the others."""
-    from laneway.push.table import EnabledRecently  # noqa: PLC0415  # as above
-
-    endpoint = endpoint_of(call)
+    found = endpoint_of(call)
     try:
-        endpoint.enable()
+        found.enable()
     except EnabledRecently as error:
         headers = (("retry-after", str(int(error.retry_after) + 1)),)
         raise Problem("refused", str(error), headers=headers) from error
-    return _answer(endpoint.info())
+    return _answer(found.info())
 
 
 def test(call: Call) -> TestAnswer:
@@ -127,11 +123,9 @@ def test(call: Call) -> TestAnswer:
 
 def endpoint_of(call: Call) -> Endpoint:
     """The path's endpoint. Raises Problem if it does not exist."""
-    from laneway.push.endpoint import set_endpoint as get  # noqa: PLC0415  # as above
-
     topic = call.topic
     try:
-        return get(call.services.runtime, topic, {})
+        return endpoint.set_endpoint(call.services.runtime, topic, {})
     except Refused as error:
         raise Problem("not-found", f'the topic "{topic[:80]}" has no endpoint') from error
 

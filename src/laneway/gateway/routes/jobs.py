@@ -16,6 +16,9 @@ from laneway.gateway.schema import (
     NULL,
     CancelAnswer,
     JobAnswer,
+    JobQuery,
+    JobWaitQuery,
+    ListQuery,
     ReceiptAnswer,
     RemovedAnswer,
     ScheduleAnswer,
@@ -27,14 +30,12 @@ from laneway.gateway.wire import checked_json, encode, moment
 from laneway.message import Message
 from laneway.policy import check_topic
 from laneway.schedules import store
-from laneway.tasks.job import job_of
+from laneway.tasks.job import Job, JobState, job_of
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from laneway.gateway.call import Call
-    from laneway.gateway.schema import JobQuery, JobWaitQuery, ListQuery
     from laneway.schedules.store import Options, Planned
-    from laneway.tasks.job import Job, JobState
 
 MAX_WAIT = 60.0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from laneway import store_metrics
 from laneway.gateway.extension import HASH_DIGITS
 from laneway.gateway.http import Response
-from laneway.gateway.services import LATENCY_BOUNDS
+from laneway.gateway.services import LATENCY_BOUNDS, Services
 from laneway.gateway.waiting.wait_limits import KINDS
 from laneway.store_metrics import Family
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from laneway.gateway.call import Call
-    from laneway.gateway.services import Services
 
 TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 

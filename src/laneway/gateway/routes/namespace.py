@@ -13,12 +13,15 @@ from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     HistoryAnswer,
     HistoryPartAnswer,
+    HistoryQuery,
     HistoryRowAnswer,
     OverviewAnswer,
     WaitingTimesAnswer,
     WorkerAnswer,
     WorkerCommandAnswer,
+    WorkerCommandQuery,
     WorkersAnswer,
+    WorkersQuery,
 )
 from laneway.gateway.wire import moment, overview_answer
 from laneway.history import figures
@@ -27,7 +30,6 @@ from laneway.units import SECOND
 if TYPE_CHECKING:
     from laneway.engines.base import WorkerView
     from laneway.gateway.call import Call
-    from laneway.gateway.schema import HistoryQuery, WorkerCommandQuery, WorkersQuery
     from laneway.history.figures import HistoryRow
     from laneway.working.commands import WorkerCommand
 

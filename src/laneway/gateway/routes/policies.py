@@ -32,6 +32,7 @@ from laneway.gateway.schema import (
 from laneway.gateway.wire import encode, moment_or_none
 from laneway.policy import (
     Gate,
+    PolicyTable,
     change_layers,
     check_fields,
     is_pattern,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from laneway.gateway.call import Call
-    from laneway.policy import PolicyTable
 
 SHARED = ("gate", "group", "pool", "tier")
 """Policy fields that name what topics share: limits, workers, a share of deliveries."""

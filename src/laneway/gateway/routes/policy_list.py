@@ -12,7 +12,7 @@ import msgspec
 from laneway.gateway import receipts
 from laneway.gateway.login.shared_key import shared_key
 from laneway.gateway.problems import Problem
-from laneway.gateway.schema import PoliciesAnswer, PolicyAnswer
+from laneway.gateway.schema import PoliciesAnswer, PoliciesQuery, PolicyAnswer
 from laneway.policy import PROGRAM, check_policy_pattern, is_pattern, matches, sources
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine
     from laneway.gateway.call import Call
-    from laneway.gateway.schema import PoliciesQuery
 
 PAGE = 1000
 """Topics that are read in one call."""

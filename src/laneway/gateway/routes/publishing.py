@@ -10,7 +10,7 @@ import msgspec
 from laneway import codec
 from laneway.errors import BadMessage, LanewayError
 from laneway.gateway import problems
-from laneway.gateway.http import JSON_TYPES, NDJSON, Response, Stream, decoded
+from laneway.gateway.http import JSON_TYPES, NDJSON, Request, Response, Stream, decoded
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     MAX_BATCH,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from laneway.gateway.call import Call
-    from laneway.gateway.http import Request
     from laneway.gateway.login.access import Caller
     from laneway.message import Draft, Receipt
     from laneway.producing.producer import Producer

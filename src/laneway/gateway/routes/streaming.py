@@ -9,7 +9,7 @@ from laneway.gateway.http import Stream
 from laneway.gateway.routes.consuming import check_shared, seen, wanted_of
 from laneway.gateway.waiting import long_poll
 from laneway.gateway.wire import delivery_of, encode
-from laneway.message import Settlement
+from laneway.message import Batch, Settlement
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from laneway.engines.base import Queue
     from laneway.gateway.call import Call
     from laneway.gateway.schema import StreamQuery
-    from laneway.message import Batch
 
 PING_SECONDS = 15.0
 """How often something is sent, so that proxies keep the connection."""

@@ -19,7 +19,7 @@ import msgspec
 from laneway import units
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.gateway.problems import Problem
-from laneway.message import Batch, Settlement
+from laneway.message import Batch, Lease, Settlement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine
     from laneway.gateway.login.access import Caller
-    from laneway.message import Lease
     from laneway.runtime.runtime import Runtime
 
 MAX_LINES = 64

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from laneway.errors import LanewayError
-from laneway.gateway.login.tokens import token_needed
+from laneway.gateway.login.tokens import TokenCheck, token_needed
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from laneway.gateway.http import Request
     from laneway.gateway.login.access import Caller
     from laneway.gateway.login.sessions import Sessions
-    from laneway.gateway.login.tokens import TokenCheck
     from laneway.gateway.problems import Problem
 
 

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from laneway.working import child_processes
-from laneway.working.child_processes import CannotStart, describe_exit
+from laneway.working.child_processes import CannotStart, ForkServer, Process, describe_exit
 from laneway.working.error_details import ChildDied
 from laneway.working.executors.threads import ThreadExecutor
 from laneway.working.log_format import LogStyle
@@ -24,7 +24,6 @@ from laneway.working.log_format import LogStyle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from laneway.working.child_processes import ForkServer, Process
     from laneway.working.engine_priority import EnginePriority
     from laneway.working.executors.executor import Dispatch, Finished
     from laneway.working.handler import Handler

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from laneway import presenting
 from laneway.admin import subscriptions
-from laneway.engines.base import HELD_STATES
+from laneway.engines.base import HELD_STATES, HeldState, MessageView, TopicStats
 from laneway.gateway import visible_reasons
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
@@ -19,7 +19,6 @@ from laneway.subscriptions import is_copy
 
 if TYPE_CHECKING:
     from laneway.admin.topic_reasons import TopicExplanation
-    from laneway.engines.base import HeldState, MessageView, TopicStats
     from laneway.gateway.dashboard.view import View
 
 PEEKED = 20
