@@ -19,7 +19,7 @@ import msgspec
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.valkey.server_check import acl_rule
+from laneway.engines.valkey.server_check import COMMANDS
 from laneway.testing.servers import Server
 from tests.server_groups import Cluster, Sentinels
 
@@ -84,6 +84,12 @@ URLS: dict[str, Callable[[], str]] = {
 }
 if REDIS is not None:
     URLS["redis"] = lambda: redis().url.replace("valkey", "redis")
+
+
+def acl_rule() -> str:
+    """The rights of a user who may do nothing else, as `ACL SETUSER` takes them."""
+    commands = " ".join(f"+{name}" for name in COMMANDS)
+    return f"resetkeys ~laneway:* resetchannels &laneway:* -@all {commands}"
 
 
 def open_setup(name: str, folder: Path, settings: Settings) -> FullEngine:

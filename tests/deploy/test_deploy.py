@@ -21,13 +21,13 @@ import yaml  # type: ignore[import-untyped]
 
 from laneway import Laneway, Message
 from laneway.cli.main import main
-from laneway.engines.valkey import server_check
 from laneway.errors import LanewayError
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.route_table import ROUTES
 from laneway.push import stored_counts
 from laneway.push.counts import Counts
 from laneway.testing.servers import ReplyError, Wire, binary, free_port, until
+from tests.conformance.valkey_setups import acl_rule
 from tests.gateway.test_server import call
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -367,7 +367,7 @@ def test_rights_are_those_of_the_engine() -> None:
         (DEPLOY / "valkey" / "users.acl").read_text(),
         re.MULTILINE,
     )
-    assert line.split() == server_check.acl_rule().split()
+    assert line.split() == acl_rule().split()
 
 
 def test_users(valkey: Started) -> None:

@@ -13,7 +13,7 @@ import pytest
 from laneway import Laneway, Message
 from laneway.engines.base import DoctorStep
 from laneway.gateway.login import tokens
-from laneway.gateway.routes import doctor
+from laneway.gateway.routes import operations
 from tests.gateway.dashboard.conftest import Browser, running
 
 
@@ -95,7 +95,7 @@ def test_one_at_a_time_and_stopped(
                 return
 
     monkeypatch.setattr(type(shop.engine), "doctor_steps", lambda _, pause: endless(pause))
-    monkeypatch.setattr(doctor, "WRITTEN_SECONDS", 0.0)
+    monkeypatch.setattr(operations, "WRITTEN_SECONDS", 0.0)
     first = web.json("/v1/doctor", "POST")["operation"]
     assert web.json("/v1/doctor", "POST")["operation"] == first
     until = time.monotonic() + 30

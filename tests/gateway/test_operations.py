@@ -20,7 +20,7 @@ from laneway.admin.fingerprints import title_of
 from laneway.cli import main
 from laneway.engines.base import WorkerFacts
 from laneway.errors import LeaseLost, Refused, UsageError
-from laneway.gateway import moments
+from laneway.gateway import wire
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.login import tokens
 from laneway.gateway.login.access import EVERYTHING
@@ -101,15 +101,15 @@ def test_dead_by_fingerprint(api: Api, app: Laneway) -> None:
 def test_past_times() -> None:
     """Times of a URL: RFC 3339, Unix seconds, or how long ago."""
     now_us = time.time_ns() // 1000
-    assert moments.past_us("since", "10m", now_us) == now_us - 600_000_000
-    assert moments.past_us("since", "90", now_us) == now_us - 90_000_000
-    assert moments.past_us("since", "1700000000.5", now_us) == 1_700_000_000_500_000
+    assert wire.past_us("since", "10m", now_us) == now_us - 600_000_000
+    assert wire.past_us("since", "90", now_us) == now_us - 90_000_000
+    assert wire.past_us("since", "1700000000.5", now_us) == 1_700_000_000_500_000
     expected = round(datetime(2026, 11, 22, 12, tzinfo=UTC).timestamp() * 1e6)
     for text in ("2026-11-22T12:00:00Z", "2026-11-22T13:00:00+01:00", "2026-11-22T13:00:00 01:00"):
-        assert moments.past_us("since", text, now_us) == expected
+        assert wire.past_us("since", text, now_us) == expected
     for wrong in ("", "soon", "nan", "inf", "1e400", "2026-11-22T12:00:00", "9" * 400, "-"):
         with pytest.raises(Problem, match="since"):
-            moments.past_us("since", wrong, now_us)
+            wire.past_us("since", wrong, now_us)
 
 
 def test_groups(api: Api, app: Laneway) -> None:

@@ -30,7 +30,7 @@ from laneway.errors import (
 from laneway.message import Draft
 from laneway.policy import Gate
 from laneway.testing.servers import Server, free_port, until
-from tests.conformance.valkey_setups import cluster, guarded, sentinels, server
+from tests.conformance.valkey_setups import acl_rule, cluster, guarded, sentinels, server
 from tests.server_groups import Cluster, Replicated, end_listening
 from tests.valkey.conftest import drain, some
 
@@ -323,7 +323,7 @@ def test_a_user_who_may_load_no_scripts(opened: Opened) -> None:
             "half",
             "on",
             ">secret",
-            *server_check.acl_rule().split(),
+            *acl_rule().split(),
             "-function|load",
         )
         error = refusal(opened, f"valkey://half:secret@127.0.0.1:{own.port}")
@@ -382,7 +382,7 @@ def test_the_docs_list_the_rights_of_a_user() -> None:
     """Exactly those with which the whole suite was run."""
     text = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
     block = text.partition("ACL SETUSER laneway on >PASSWORD ")[2].partition("```")[0]
-    assert block.split() == server_check.acl_rule().split()
+    assert block.split() == acl_rule().split()
 
 
 def test_the_doctor_does_not_wait_for_a_server_that_is_not_there(

@@ -1,4 +1,4 @@
-"""What requests about endpoints and their answers consist of; see `schema`."""
+"""Requests about endpoints and their delivery log, and the answers; see `schema`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from laneway.gateway.schema import Time
+from laneway.push.delivery_log import AttemptInfo, Result
 from laneway.push.endpoint import EndpointInfo
 from laneway.push.table import CHECKS, Record
 from laneway.push.trial import TrialResult
@@ -103,3 +104,70 @@ class EndpointLineAnswer(msgspec.Struct, omit_defaults=True):
     topic: str | None = None
     secret: str | None = None
     problem: str | None = None
+
+
+# The delivery log and replays
+
+
+class EndpointAttemptsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which attempts."""
+
+    since: str | None = None
+    until: str | None = None
+    result: Result | None = None
+    status: str | None = None
+    id: str | None = None
+    key: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 50
+    after: str | None = None
+
+
+class AttemptsQuery(EndpointAttemptsQuery, forbid_unknown_fields=True, kw_only=True):
+    """Which attempts, and topics."""
+
+    pattern: str = "*"
+
+
+class AttemptAnswer(AttemptInfo, kw_only=True):
+    """One request and its answer."""
+
+    at: Time  # type: ignore[assignment]  # Python has Unix seconds
+    body: str | None  # type: ignore[assignment]
+
+
+class AttemptsAnswer(msgspec.Struct):
+    """Attempts, the newest first."""
+
+    attempts: list[AttemptAnswer]
+    next: str | None
+    truncated: bool
+
+
+class ReplayBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """
+    What to send again: one message by `id`, or the messages whose last attempts were between
+    `since` and `until`.
+    """
+
+    id: str | None = None
+    since: str | None = None
+    until: str | None = None
+    result: Literal["acked", "dead"] | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1_000
+    rate: float | str | None = None
+    dry_run: bool = False
+    after: str | None = None
+    background: bool = False
+
+
+class ReplayAnswer(msgspec.Struct, kw_only=True):
+    """What became of a replay."""
+
+    replayed: int
+    redriven: int
+    waiting: int
+    not_kept: int
+    refused: int
+    ids: list[str]
+    next: str | None
+    operation: str | None = None

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from laneway.gateway.attempt_schema import (
+from laneway.gateway.endpoint_schema import (
     AttemptsAnswer,
     AttemptsQuery,
-    EndpointAttemptsQuery,
-    ReplayAnswer,
-    ReplayBody,
-)
-from laneway.gateway.endpoint_schema import (
     DisableBody,
     EndpointAnswer,
+    EndpointAttemptsQuery,
     EndpointBody,
     EndpointLineAnswer,
     EndpointLineBody,
     EndpointsAnswer,
     EndpointsQuery,
+    ReplayAnswer,
+    ReplayBody,
     RotateAnswer,
     RotateQuery,
     TestAnswer,
@@ -28,18 +26,14 @@ from laneway.gateway.routes import (
     consumer_stream,
     consuming,
     dead_letters,
-    descriptions,
-    doctor,
     endpoint_lines,
     endpoints,
     events,
     jobs,
-    messages,
     metrics,
     namespace,
     operations,
     policies,
-    policy_list,
     probes,
     publishing,
     sessions,
@@ -149,9 +143,9 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/healthz", None, probes.health, answer=HealthAnswer),
     Route("GET", "/readyz", None, probes.ready, answer=HealthAnswer, other_statuses=(503,)),
     Route("GET", "/problems/{kind}", None, probes.problem_kind, answer=Fields),
-    Route("GET", "/openapi.json", None, descriptions.show_openapi, answer=Fields),
-    Route("GET", "/docs", None, descriptions.show_docs, answer_type="text/html"),
-    Route("GET", "/docs/style.css", None, descriptions.show_style, answer_type="text/css"),
+    Route("GET", "/openapi.json", None, probes.show_openapi, answer=Fields),
+    Route("GET", "/docs", None, probes.show_docs, answer_type="text/html"),
+    Route("GET", "/docs/style.css", None, probes.show_style, answer_type="text/css"),
     # Sessions of browsers
     Route("GET", "/login", None, sessions.show_login, query=LoginQuery, answer_type="text/html"),
     Route("POST", "/login", None, sessions.log_in, reads=LoginBody, answer=LoginAnswer),
@@ -219,11 +213,11 @@ ROUTES: tuple[Route, ...] = (
         )
         for path in (MESSAGE, "/v1/messages/{id}")
         for action, handler, query in (
-            ("retry", messages.retry, NoQuery),
-            ("dead", messages.make_dead, DeadMessageQuery),
-            ("drop", messages.drop, NoQuery),
-            ("cancel", messages.cancel, NoQuery),
-            ("release", messages.release, NoQuery),
+            ("retry", topics.retry, NoQuery),
+            ("dead", topics.make_dead, DeadMessageQuery),
+            ("drop", topics.drop, NoQuery),
+            ("cancel", topics.cancel, NoQuery),
+            ("release", topics.release, NoQuery),
         )
     ),
     Route("GET", "/v1/messages/{id}", "read", topics.show_message, answer=MessageAnswer),
@@ -245,7 +239,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/policies",
         "read",
-        policy_list.list_policies,
+        policies.list_policies,
         query=PoliciesQuery,
         answer=PoliciesAnswer,
     ),
@@ -383,7 +377,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/doctor",
         "admin",
-        doctor.begin_doctor,
+        operations.begin_doctor,
         answer=OperationBegun,
         status=202,
         is_whole=True,

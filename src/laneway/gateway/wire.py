@@ -13,6 +13,7 @@ import msgspec
 from laneway import codec, units
 from laneway.errors import BadMessage
 from laneway.gateway import receipts
+from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     NULL,
     CheckAnswer,
@@ -30,7 +31,7 @@ from laneway.message import RAW, Draft, Lease, Message
 from laneway.printable import without_passwords
 
 if TYPE_CHECKING:
-    from laneway.engines.base import Check, MessageView, Overview, TierStats, TopicStats
+    from laneway.engines.base import Check, MessageView, Overview, TopicStats
     from laneway.gateway.operations import Operation
 
 _read_json = msgspec.json.Decoder().decode
@@ -244,13 +245,13 @@ def overview_answer(found: Overview) -> OverviewAnswer:
         if name not in ("now", "tiers")
     }
     return OverviewAnswer(
-        now=moment(found.now_us), tiers=[tier_answer(tier) for tier in found.tiers], **same
+        now=moment(found.now_us),
+        tiers=[
+            TierAnswer(tier.pool, tier.tier, tier.share, tier.delivered, tier.runnable)
+            for tier in found.tiers
+        ],
+        **same,
     )
-
-
-def tier_answer(tier: TierStats) -> TierAnswer:
-    """A tier of a pool."""
-    return TierAnswer(tier.pool, tier.tier, tier.share, tier.delivered, tier.runnable)
 
 
 def operation_answer(operation_id: str, operation: Operation) -> OperationAnswer:
@@ -267,11 +268,11 @@ def operation_answer(operation_id: str, operation: Operation) -> OperationAnswer
         who=operation.who,
         started=moment(operation.started_us),
         ended=moment_or_none(operation.ended_us),
-        checks=[check_answer(each) for each in operation.checks] if operation.checks else None,
+        checks=[_check_answer(each) for each in operation.checks] if operation.checks else None,
     )
 
 
-def check_answer(check: Check) -> CheckAnswer:
+def _check_answer(check: Check) -> CheckAnswer:
     """A finding of the doctor, without passwords of URLs."""
     return CheckAnswer(
         check.name,
@@ -280,3 +281,41 @@ def check_answer(check: Check) -> CheckAnswer:
         without_passwords(check.advice),
         check.available,
     )
+
+
+# Times in the parameters of a URL
+
+
+UNIX_FROM = 1e8
+"""A number above this is a Unix time, one below a duration: three years ago, or of 1973."""
+
+
+def past_us(name: str, text: str, now_us: int) -> int:
+    """
+    Read a past time, in microseconds since 1970: RFC 3339, Unix seconds, or how long ago ("10m").
+
+    Raises Problem.
+    """
+    try:
+        if (number := _number_of(text)) is not None and number >= UNIX_FROM:
+            return round(number * units.SECOND)
+        if "T" in text or text.count("-") >= 2:
+            moment = datetime.fromisoformat(text.replace(" ", "+"))
+            if moment.tzinfo is None:
+                raise ValueError("it has no time zone; end it with Z")
+            return round(moment.timestamp() * units.SECOND)
+        return now_us - units.microseconds(text if number is None else number)
+    except (ValueError, OverflowError) as error:
+        raise Problem(
+            "bad-request",
+            f'query: {name}: expected a time such as 2026-11-22T12:00:00Z, Unix seconds, or "10m"'
+            f' ago, got "{text:.80}" ({error})',
+            pointer=f"#/{name}",
+        ) from None
+
+
+def _number_of(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

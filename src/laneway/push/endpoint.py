@@ -13,7 +13,7 @@ from laneway.awaitable import async_variant
 from laneway.policy import check_pattern
 from laneway.push import delivery_log, secret_store, table
 from laneway.push import replay as replays
-from laneway.push.address_guard import Guard, of_process
+from laneway.push.address_guard import of_process
 from laneway.runtime.noun import Noun
 from laneway.subscriptions import is_copy, split
 
@@ -298,7 +298,7 @@ def set_each(
     `table.changed`.
     """
     engine, secrets = runtime.engine, _secrets(runtime)
-    changes = table.set_many(engine, endpoints, secrets, _guard(), is_trusted=is_trusted)
+    changes = table.set_many(engine, endpoints, secrets, of_process(), is_trusted=is_trusted)
     for topic, secret in changes:
         if is_copy(topic):
             _subscribe(engine, topic)
@@ -327,7 +327,3 @@ def _subscribe(engine: FullEngine, topic: str) -> None:
 
 def _secrets(runtime: Runtime) -> secret_store.SecretStore:
     return secret_store.of_process(runtime.url)
-
-
-def _guard() -> Guard:
-    return of_process()

@@ -18,9 +18,6 @@ from laneway.errors import BadMessage
 
 TYPE, VALUE = "__type__", "__value__"
 
-MARK = TYPE.encode()
-"""What an encoded body contains if it has a value with its type."""
-
 _AS_TEXT: dict[type, tuple[str, Callable[[Any], Any]]] = {
     datetime: ("datetime", datetime.isoformat),
     date: ("date", date.isoformat),

@@ -14,8 +14,6 @@ import msgspec
 from laneway.printable import escaped, escaped_json, without_passwords
 from laneway.working.handler import fields
 
-log = logging.getLogger("laneway.worker")
-
 FIELDS = "laneway"
 """The attribute of a log record that holds the fields of the line, such as message and topic."""
 

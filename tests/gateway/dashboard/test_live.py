@@ -13,9 +13,9 @@ import pytest
 from laneway import Laneway, Message
 from laneway.gateway.dashboard import collector as collecting
 from laneway.gateway.dashboard.menu import PAGES
-from laneway.gateway.dashboard.patches import applied
 from laneway.gateway.login import tokens
 from tests.gateway.dashboard.conftest import Browser, running
+from tests.gateway.dashboard.test_patches import applied
 
 FEW, MANY = 1_000, 100_000
 DISTINCT = ("/", "/topics", "/topics?order=age", "/topic?name=cost.0")

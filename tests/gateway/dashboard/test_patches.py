@@ -6,9 +6,21 @@ import random
 
 import msgspec
 
-from laneway.gateway.dashboard.collector import Fragment
-from laneway.gateway.dashboard.patches import applied, patch_of
+from laneway.gateway.dashboard.collector import Fragment, Patch, patch_of
 from tests.seeds import seed_for
+
+
+def applied(before: list[str], patch: Patch) -> list[str]:
+    """The text that a patch makes, as the browser does it in `live.js`."""
+    after: list[str] = []
+    for each in patch:
+        if isinstance(each, str):
+            after.append(each)
+        elif isinstance(each, int):
+            after.append(before[each])
+        else:
+            after += before[each[0] : sum(each)]
+    return after
 
 
 def test_patches_make_the_text() -> None:

@@ -74,21 +74,6 @@ All that a user of Laneway has to be allowed; on a cluster `cluster|slots` and `
 """
 
 
-def acl_rule(*, cluster: bool = False) -> str:
-    """The rights of a user who may do nothing else, as `ACL SETUSER` takes them."""
-    commands = (*COMMANDS, "cluster|slots", "cluster|shards") if cluster else COMMANDS
-    return " ".join(
-        [
-            "resetkeys",
-            "~laneway:*",
-            "resetchannels",
-            "&laneway:*",
-            "-@all",
-            *(f"+{name}" for name in commands),
-        ]
-    )
-
-
 CONFIRM_PART = 0.8
 """The part of a connection's timeout for which a server waits for its disk and its replicas."""
 

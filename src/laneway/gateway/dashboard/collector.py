@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from laneway.errors import LanewayError
-from laneway.gateway.dashboard.patches import patch_of
 from laneway.gateway.dashboard.reader import Reader
 from laneway.gateway.problems import Problem
 from laneway.printable import without_passwords
@@ -331,3 +330,45 @@ def _events(watched: Watched, sent: dict[str, int]) -> Iterator[bytes]:
 
 def _event(name: str, content: object) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(content))
+
+
+# What changed between two texts, by lines
+
+
+Patch = list[int | list[int] | str]
+"""
+A number is the place of a line in the text before, a pair of numbers the first one and how many,
+and a text is a new line.
+"""
+
+
+def patch_of(before: list[str], after: list[str]) -> Patch:
+    """The patch that makes `after` of `before`."""
+    places: dict[str, list[int]] = {}
+    for place, line in enumerate(before):
+        places.setdefault(line, []).append(place)
+    patch: Patch = []
+    expected = 0
+    for line in after:
+        found = places.get(line)
+        if found is None:
+            patch.append(line)
+            continue
+        if expected < len(before) and before[expected] == line:
+            place = expected
+        else:
+            place = found[0]
+        expected = place + 1
+        _append_place(patch, place)
+    return patch
+
+
+def _append_place(patch: Patch, place: int) -> None:
+    """Append a line of the text before, as part of the range at the patch's end if it can be."""
+    last = patch[-1] if patch else None
+    if isinstance(last, list) and sum(last) == place:
+        last[1] += 1
+    elif isinstance(last, int) and last + 1 == place:
+        patch[-1] = [last, 2]
+    else:
+        patch.append(place)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import msgspec
 
@@ -22,16 +22,25 @@ from laneway.gateway.dashboard.menu import ALL, MENU, PAGES
 from laneway.gateway.dashboard.notices import Notice, Notices
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages import message
-from laneway.gateway.dashboard.performing import perform
 from laneway.gateway.dashboard.queries import ExportQuery, LiveQuery, MessageQuery
 from laneway.gateway.dashboard.reader import Reader
 from laneway.gateway.dashboard.view import ASSETS, Link, Urls, View
 from laneway.gateway.extension import Extension, html, page, redirect
+from laneway.gateway.gateway import run_blocking
 from laneway.gateway.http import Request, Response, Stream
 from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
+from laneway.gateway.route_table import ROUTES
+from laneway.gateway.routing import Router
 from laneway.runtime.runtime import Application
 from laneway.units import counted
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from laneway.gateway.dashboard.actions import ApiCall
+    from laneway.gateway.login.access import Caller
+    from laneway.gateway.services import Services
 
 NO_PAGE = Page(name="", path="", title="", build=lambda _: {})
 """What answers to forms show: nothing of it is kept live, and it is not in the menu."""
@@ -60,7 +69,13 @@ class Dashboard(Extension):
         self.notices = Notices()
         self.routes = (
             *(
-                page("GET", each.path, each.scope, self._shower(each), query=each.query)
+                page(
+                    "GET",
+                    each.path,
+                    each.scope,
+                    functools.partial(self.show, each),
+                    query=each.query,
+                )
                 for each in ALL
             ),
             page(
@@ -74,9 +89,6 @@ class Dashboard(Extension):
         )
 
     # Pages
-
-    def _shower(self, shown: Page) -> Callable[[Call], Response]:
-        return functools.partial(self.show, shown)
 
     def show(self, shown: Page, call: Call) -> Response:
         """A page."""
@@ -371,3 +383,52 @@ def _dry_text(answer: Mapping[str, Any]) -> str:
         return f"Nothing was changed. It would be {counted(answer['count'], 'message')}."
     fields = json.dumps(answer.get("fields", {}), ensure_ascii=False)
     return f"Nothing was changed. The operator's policy would be {fields}."
+
+
+# Performing an action: its requests use the API's routes, with the caller's rights
+
+
+API = Router(ROUTES)
+
+
+async def perform(services: Services, outer: Request, caller: Caller, call: ApiCall) -> Response:
+    """Make a request of the API for a caller. Raises what the route raises."""
+    path, _, query_text = call.path.partition("?")
+    request = _request(outer, call, path, query_text)
+    route, parameters = API.find(call.method, path)
+    route.check(caller)
+    query = msgspec.convert(dict(parse_qsl(query_text)), route.query, strict=False)
+    body = None
+    if route.body is not None:
+        try:
+            body = route.body.decode(msgspec.json.encode(call.body))
+        except problems.DECODE_ERRORS as error:
+            raise problems.invalid(error, route.reads, "form") from None
+    inner = Call(services, request, caller, parameters, query, body)
+    if route.is_async:
+        answer: Response = await route.handler(inner)
+        return answer
+    return await services.run(run_blocking, route, inner)
+
+
+def _request(outer: Request, call: ApiCall, path: str, query: str) -> Request:
+    """The request as the API's routes and the audit log see it."""
+    content = b"" if call.body is None else msgspec.json.encode(call.body)
+    scope = {
+        **outer.scope,
+        "method": call.method,
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": query.encode(),
+        "headers": [(b"content-type", b"application/json")],
+        "extensions": {},  # the server's are about the outer request
+    }
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    async def send(_: MutableMapping[str, Any]) -> None:
+        raise Problem("internal-error", "an action's request cannot answer on its own")
+
+    return Request(scope, receive, send)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway import units
-from laneway.gateway.attempt_schema import (
+from laneway.gateway.endpoint_schema import (
     AttemptAnswer,
     AttemptsAnswer,
     AttemptsQuery,
@@ -16,10 +16,10 @@ from laneway.gateway.attempt_schema import (
     ReplayAnswer,
     ReplayBody,
 )
-from laneway.gateway.moments import past_us
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.endpoints import endpoint_of
 from laneway.gateway.routes.operations import begun
+from laneway.gateway.wire import past_us
 from laneway.policy import check_pattern
 from laneway.push import replay as replays
 from laneway.push.delivery_log import search

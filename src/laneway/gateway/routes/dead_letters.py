@@ -12,7 +12,6 @@ from laneway import arguments
 from laneway.admin import dead_letters
 from laneway.admin.fingerprints import fingerprint_of, grouped
 from laneway.gateway import bulk_dead_letters
-from laneway.gateway.moments import past_us
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.operations import begun
 from laneway.gateway.schema import (
@@ -26,7 +25,7 @@ from laneway.gateway.schema import (
     DeadLettersQuery,
     RedriveBody,
 )
-from laneway.gateway.wire import message_answer, moment
+from laneway.gateway.wire import message_answer, moment, past_us
 from laneway.policy import check_topic
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import msgspec
 
 from laneway import arguments
 from laneway.admin.workers import command, info_of
-from laneway.gateway.moments import past_us
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     HistoryAnswer,
@@ -23,7 +22,7 @@ from laneway.gateway.schema import (
     WorkersAnswer,
     WorkersQuery,
 )
-from laneway.gateway.wire import moment, overview_answer
+from laneway.gateway.wire import moment, overview_answer, past_us
 from laneway.history import figures
 from laneway.units import SECOND
 

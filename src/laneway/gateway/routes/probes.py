@@ -1,4 +1,4 @@
-"""Probes: whether the process is up, and whether its store answers."""
+"""The gateway itself: whether it is up, whether its store answers, and what its API is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.errors import LanewayError
+from laneway.gateway import openapi, pages
 from laneway.gateway.http import Response
 from laneway.gateway.problems import KINDS, Problem
 from laneway.gateway.schema import HealthAnswer
@@ -53,3 +54,22 @@ async def problem_kind(call: Call) -> Response:
         raise Problem("not-found", f'there is no kind of problem "{kind[:80]}"')
     status, title = KINDS[kind]
     return Response(200, msgspec.json.encode({"type": kind, "status": status, "title": title}))
+
+
+# The API's description
+
+
+async def show_openapi(call: Call) -> Response:
+    """The OpenAPI 3.1 document of the API."""
+    return Response(200, openapi.encoded(call.services.routes))
+
+
+async def show_docs(call: Call) -> Response:
+    """A page about every route."""
+    return Response(200, pages.page(call.services.routes), b"text/html; charset=utf-8")
+
+
+async def show_style(call: Call) -> Response:
+    """The style of the page."""
+    del call
+    return Response(200, pages.STYLE.encode(), b"text/css; charset=utf-8")

@@ -9,7 +9,6 @@ from laneway.admin.audit_log import MAX_DIGITS
 from laneway.admin.policies import operator_fields
 from laneway.gateway.http import Response
 from laneway.gateway.login import tokens
-from laneway.gateway.moments import past_us
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.policies import change_answer
 from laneway.gateway.schema import (
@@ -22,7 +21,7 @@ from laneway.gateway.schema import (
     TokenBody,
     TokensAnswer,
 )
-from laneway.gateway.wire import encode, moment, moment_or_none
+from laneway.gateway.wire import encode, moment, moment_or_none, past_us
 
 if TYPE_CHECKING:
     from laneway.gateway.call import Call

@@ -1,11 +1,11 @@
-"""Topics and their messages: read, pause, purge, delete."""
+"""Topics and their messages: read, pause, purge, delete, and what an operator does to a message."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from laneway import arguments, units
-from laneway.admin import policies, top_topics
+from laneway.admin import messages, policies, top_topics
 from laneway.admin.policies import operator_fields
 from laneway.admin.top_topics import MEASURES
 from laneway.gateway import visible_reasons
@@ -22,6 +22,7 @@ from laneway.gateway.schema import (
     ListTopicsQuery,
     LookupAnswer,
     LookupBody,
+    MessageActionAnswer,
     MessageAnswer,
     MessagesAnswer,
     ReasonAnswer,
@@ -33,6 +34,7 @@ from laneway.gateway.wire import encode, message_answer, moment_or_none, topic_f
 from laneway.policy import check_policy_pattern, check_topic
 
 if TYPE_CHECKING:
+    from laneway.admin.messages import MessageAction
     from laneway.engines.base import MessageView, TopicStats
     from laneway.gateway.call import Call
 
@@ -269,3 +271,44 @@ def _answer(call: Call, before: dict[str, Any]) -> Response:
     engine, topic = call.engine, call.topic
     answer = TopicAnswer(**topic_fields(engine.topic_stats(topic), engine.time_us(topic)))
     return Response(200, encode(answer), undo=(topic, before))
+
+
+# One message
+
+
+def retry(call: Call) -> MessageActionAnswer:
+    """Make a message ready now that is delayed, waits for a retry, or is dead."""
+    return _act(call, "retry")
+
+
+def make_dead(call: Call) -> MessageActionAnswer:
+    """Make a waiting message a dead letter."""
+    return _act(call, "dead", call.query.reason)
+
+
+def drop(call: Call) -> MessageActionAnswer:
+    """Remove a waiting or dead message."""
+    return _act(call, "drop")
+
+
+def cancel(call: Call) -> MessageActionAnswer:
+    """Remove a message that waits, or stop its handler if it is leased."""
+    return _act(call, "cancel")
+
+
+def release(call: Call) -> MessageActionAnswer:
+    """
+    End the lease of a message whose holder has ended: it is delivered again, and no attempt is
+    counted. A holder that is still alive can no longer settle it.
+    """
+    return _act(call, "release")
+
+
+def _act(call: Call, action: MessageAction, reason: str | None = None) -> MessageActionAnswer:
+    topic, message_id = visible_topic(call), call.parameters["id"]
+    try:
+        done = messages.act(call.engine, action, message_id, topic, reason)
+    except messages.NoSuchMessage as error:
+        problem = missing(call)
+        raise problem if problem.kind == "gone" else Problem("not-found", str(error)) from error
+    return MessageActionAnswer(message_id, done)
