@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine, Overview, StorePart
     from laneway.history.figures import History, WaitingTimes
-    from laneway.push.counts import Counts
+    from laneway.push.stored_counts import Counts
     from laneway.store_figures import Figures, Walk
 
     Samples = Iterable[tuple[tuple[str, ...], float | None]]

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from laneway import Laneway
-from laneway.cli.settings import Flag, option_type, value_of
+from laneway.cli.policy import Flag, option_type, value_of
 from laneway.policy import FIELDS, PolicyOptions
 from laneway.presenting import exact_duration, setting_in_words
 from laneway.push.secret_store import KEY_VARIABLE, new_key

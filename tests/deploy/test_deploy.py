@@ -25,7 +25,7 @@ from laneway.errors import LanewayError
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.route_table import ROUTES
 from laneway.push import stored_counts
-from laneway.push.counts import Counts
+from laneway.push.stored_counts import Counts
 from laneway.testing.servers import ReplyError, Wire, binary, free_port, until
 from tests.conformance.valkey_setups import acl_rule
 from tests.gateway.test_server import call

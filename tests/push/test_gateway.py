@@ -13,8 +13,8 @@ import pytest
 from laneway import Laneway
 from laneway.gateway.login import tokens
 from laneway.push import stored_counts, table
-from laneway.push.counts import Counts
 from laneway.push.signature import Key
+from laneway.push.stored_counts import Counts
 from tests.gateway.conftest import Api, serving
 from tests.push.receiver import Receiver
 

@@ -17,7 +17,7 @@ from laneway import Laneway, Message
 from laneway.errors import Refused, UsageError
 from laneway.metrics import measure
 from laneway.push.answers import Answer, judge
-from laneway.push.counts import Counts
+from laneway.push.stored_counts import Counts
 from tests.push.receiver import Receiver
 
 

@@ -1,4 +1,4 @@
-"""`laneway topics` and `laneway peek`: topics and the messages in them."""
+"""`laneway topics`, `peek`, `pause`, `resume` and `purge`: topics and the messages in them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from typing import Literal
 import click
 
 from laneway import Stats
+from laneway.admin import policies
 from laneway.admin.top_topics import ORDERS, ListOrder
 from laneway.cli.session import (
     Session,
+    confirm,
     json_option,
     pass_session,
+    say,
     show_list,
 )
 from laneway.engines.base import HELD_STATES, HeldState
 from laneway.policy import check_topic
 from laneway.presenting import beginning, duration, moment, topic_state
 from laneway.subscriptions import is_copy
+from laneway.units import counted
 
 COLUMNS: dict[str, Callable[[Stats], object]] = {
     "topic": lambda each: each.topic,
@@ -152,3 +156,44 @@ def peek(
         as_json=as_json,
         empty=f"nothing is {state} in {topic}" if state else f"nothing waits in {topic}",
     )
+
+
+# Changes of a topic
+
+
+@click.command(short_help="Stop delivery from the topics of PATTERN.")
+@click.argument("pattern")
+@pass_session
+def pause(session: Session, pattern: str) -> None:
+    """Stop delivery from the topics of PATTERN; they still accept messages."""
+    session.engine_for(pattern).policy_set("operator", pattern, {"paused": True})
+    say(f"{pattern} is paused: it accepts messages; deliver them with `laneway resume {pattern}`")
+
+
+@click.command()
+@click.argument("pattern")
+@pass_session
+def resume(session: Session, pattern: str) -> None:
+    """Deliver from the topics of PATTERN again."""
+    policies.resume(session.engine_for(pattern), pattern)
+    say(f"{pattern} is no longer paused")
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "--delete", is_flag=True, help="Also remove leases, dead letters, known ids and counters."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pass_session
+def purge(session: Session, topic: str, *, delete: bool, yes: bool) -> None:
+    """Remove the waiting messages of TOPIC; leased messages stay."""
+    handle = session.app().topic(topic)
+    stats = handle.stats()
+    if not yes:
+        what = counted(stats.waiting, "waiting message")
+        if delete:
+            what += f", {stats.leased:,} leased and {stats.dead:,} dead"
+        confirm(f"Remove {what} of {topic}?")
+    number = handle.delete() if delete else handle.purge()
+    say(f"{number:,} removed from {topic}")

@@ -24,7 +24,7 @@ from laneway.engines.base import DeliveryLog, FullEngine, LogEntry
 from laneway.errors import LanewayError, UsageError
 from laneway.policy import check_pattern, is_pattern, matches
 from laneway.push import signature
-from laneway.push.counts import COUNTS
+from laneway.push.stored_counts import COUNTS
 
 log = logging.getLogger("laneway.push")
 

@@ -11,13 +11,10 @@ class AttemptFailed(LanewayError):
 
     kind = "attempt_failed"
 
-    def __init__(
-        self, text: str, *, is_timeout: bool = False, is_busy: bool = False, counts: bool = True
-    ) -> None:
+    def __init__(self, text: str, *, is_timeout: bool = False, is_busy: bool = False) -> None:
         super().__init__(text)
         self.is_timeout = is_timeout
         self.is_busy = is_busy
-        self.counts = counts
 
 
 class Released(DestinationUnavailable):

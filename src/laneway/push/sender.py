@@ -32,13 +32,13 @@ from laneway.push import breaker, payloads, resolver, secret_store, stored_count
 from laneway.push.address_guard import PROXY_VARIABLE, of_process
 from laneway.push.answers import Answer, Verdict, judge
 from laneway.push.attempt import Attempt, entry_of, result_of
-from laneway.push.counts import CLASSES, COUNTS, Counts
 from laneway.push.delivery_log import Entry, LogWriter, Result
 from laneway.push.events import EndpointEvents
 from laneway.push.notifications import HOUR_US, notify
 from laneway.push.notifications import TOPIC as NOTIFICATIONS
 from laneway.push.outcomes import AttemptFailed, Released
 from laneway.push.resolver import Host, Resolver
+from laneway.push.stored_counts import CLASSES, COUNTS, Counts
 from laneway.push.targets import Target, destination_of, fill, headers_for
 from laneway.push.transport import Request, Slot, Transport
 

@@ -1,5 +1,5 @@
 """
-What all senders of a namespace have counted, kept in the store.
+What the senders of this process have counted, and what all of a namespace have, kept in the store.
 
 The gateway shows it in its metrics. A sender adds what it has counted every few seconds; one that
 is killed loses the last of it.
@@ -7,18 +7,37 @@ is killed loses the last of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 import msgspec
 
 from laneway.engines.base import Records
-from laneway.push.counts import Counts
 
 KIND: Final = "gateway"
 COUNTS_NAME = "push counts"
 
 _read_counts = msgspec.json.Decoder(dict[str, Any]).decode
 _write = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Counts:
+    """
+    Counts since the process began. `attempts`: by class of the answer, such as `"2xx"` or
+    `"timeout"`. `skipped`: messages whose event their endpoint does not want. `opened`: how often a
+    breaker opened. `dropped`: entries that the delivery log lost.
+    """
+
+    def __init__(self) -> None:
+        self.attempts: Counter[str] = Counter()
+        self.skipped = 0
+        self.opened = 0
+        self.dropped = 0
+
+
+COUNTS = Counts()
+
+CLASSES = {status: f"{status}xx" for status in range(1, 10)}
 
 
 def add(engine: Records, counts: Counts) -> None:
