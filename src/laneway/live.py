@@ -6,17 +6,15 @@ Live figures of a namespace: rates are the change of the engine's counters betwe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from laneway import Laneway, Stats
+from laneway.admin.top_topics import ListOrder
 from laneway.admin.workers import Coverage
+from laneway.engines.base import Overview
 from laneway.printable import escaped, redacted
-
-if TYPE_CHECKING:
-    from laneway import Laneway, Stats
-    from laneway.admin.top_topics import ListOrder
-    from laneway.engines.base import Overview
 
 COUNTERS = ("published", "delivered", "done", "retried", "died")
 """The counters that are shown as rates."""

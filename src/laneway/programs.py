@@ -19,23 +19,20 @@ import re
 import secrets
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway import versions
+from laneway.engines.base import FullEngine
 from laneway.errors import BadPolicy, EngineUnavailable, UsageError
 from laneway.policy import PROGRAM, Gate, is_pattern, sources
 from laneway.units import SECOND
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from laneway.engines.base import FullEngine
-
-    Policies = Mapping[str, Mapping[str, Any]]
-    Change = tuple[str, dict[str, Any]]
+Policies = Mapping[str, Mapping[str, Any]]
+Change = tuple[str, dict[str, Any]]
 
 log = logging.getLogger("laneway")
 

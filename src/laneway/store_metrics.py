@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from laneway import store_figures
 from laneway.admin import workers
+from laneway.engines.base import FullEngine, Overview, StorePart
 from laneway.history import figures
+from laneway.history.figures import History, WaitingTimes
 from laneway.push import stored_counts, table
+from laneway.push.stored_counts import Counts
+from laneway.store_figures import Figures, Walk
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from laneway.engines.base import FullEngine, Overview, StorePart
-    from laneway.history.figures import History, WaitingTimes
-    from laneway.push.stored_counts import Counts
-    from laneway.store_figures import Figures, Walk
-
-    Samples = Iterable[tuple[tuple[str, ...], float | None]]
-    """The labels' values, and the value, or None (no sample) if it is unknown."""
+Samples = Iterable[tuple[tuple[str, ...], float | None]]
+"""The labels' values, and the value, or None (no sample) if it is unknown."""
 
 RECENT_SECONDS = 600.0
 """How long ago the deliveries were whose waiting times are shown."""

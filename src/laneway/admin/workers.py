@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import shlex
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,11 +27,7 @@ from laneway.errors import Refused
 from laneway.policy import handling_patterns, matches
 from laneway.subscriptions import SEPARATOR, consumer_pool, is_copy
 from laneway.working import commands
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from laneway.working.commands import WorkerCommand
+from laneway.working.commands import WorkerCommand
 
 PAGE = 1000
 """Workers per read."""

@@ -15,18 +15,15 @@ record is changed by compare and swap: a decision based on an older record is no
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from laneway.cluster.term import clock
+from laneway.engines.base import Elections
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.engines.base import Elections
 
 NUMBERS_PER_SECOND = 1000
 """

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-
-    Scope = dict[str, Any]
-    Application = Callable[[Any, Any, Any], Awaitable[None]]
+Scope = dict[str, Any]
+Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 MAX_WAITING = 16
 """Parts of an answer that wait for the client."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
 
+from laneway.demo.logs import Handled
 from laneway.demo.merchants import BEST_SELLER, BROKEN, CONCURRENCY, FLOOD, RATE, SLOW, TIERS
+from laneway.engines.base import FullEngine, Overview
 from laneway.policy import default_burst
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.demo.logs import Handled
-    from laneway.engines.base import FullEngine, Overview
 
 BEFORE, ARRIVING, DURING, AFTER = (
     "before the flood",

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 from laneway import units
 from laneway.admin.dead_letters import PAGE, spacing_us
 from laneway.admin.fingerprints import fingerprint_of
+from laneway.engines.base import FullEngine
 from laneway.gateway.operations import BEAT_SECONDS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from laneway.engines.base import FullEngine
-
-    Pause = Callable[[float], object]
+Pause = Callable[[float], object]
 
 AHEAD_SECONDS = 10.0
 """

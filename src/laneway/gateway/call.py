@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from laneway.admin.audit_log import Change
 from laneway.delivery import process_name
+from laneway.engines.base import FullEngine
+from laneway.gateway.http import Request
+from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
+from laneway.gateway.services import Services
 from laneway.policy import check_policy_pattern, check_topic
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from laneway.engines.base import FullEngine
-    from laneway.gateway.http import Request
-    from laneway.gateway.login.access import Caller
-    from laneway.gateway.services import Services
 
 
 class Call(msgspec.Struct, frozen=True):

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    import ssl
+import ssl
+from typing import Any, Protocol
 
 HANDSHAKE_SECONDS = 10.0
 """How long a client may take for its handshake."""

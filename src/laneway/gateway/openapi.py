@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import msgspec
 
 from laneway.gateway.field_texts import TEXTS
 from laneway.gateway.problems import KINDS, ProblemBody
 from laneway.gateway.routes.publishing import OPTIONS
+from laneway.gateway.routing import Route
 from laneway.gateway.schema import LineAnswer, PolicyBody, TopicMessageBody
 from laneway.gateway.value_schemas import (
     COMPONENTS,
@@ -28,11 +30,6 @@ from laneway.gateway.value_schemas import (
     VALUES,
 )
 from laneway.policy import FIELDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from laneway.gateway.routing import Route
 
 REFERENCE = "#/components/schemas/{name}"
 LINES = "application/x-ndjson"

@@ -12,29 +12,26 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from laneway import units
 from laneway.engines.base import Check, DoctorStep, FullEngine, Records
 from laneway.errors import LanewayError
+from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
 from laneway.printable import without_passwords
+from laneway.runtime.runtime import Runtime
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from laneway.gateway.login.access import Caller
-    from laneway.runtime.runtime import Runtime
-
-    Pause = Callable[[float], object]
-    Steps = Callable[[FullEngine, Pause], Iterator[int | DoctorStep]]
-    """
-    Does the work, and yields how many messages each step has changed, or how far a check is. It
-    pauses with the function, which answers True once it has to end.
-    """
+Pause = Callable[[float], object]
+Steps = Callable[[FullEngine, Pause], Iterator[int | DoctorStep]]
+"""
+Does the work, and yields how many messages each step has changed, or how far a check is. It
+pauses with the function, which answers True once it has to end.
+"""
 
 log = logging.getLogger("laneway.gateway")
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway.gateway import openapi
-
-if TYPE_CHECKING:
-    from laneway.gateway.problems import ProblemBody
-    from laneway.gateway.routing import Route
+from laneway.gateway.problems import ProblemBody
+from laneway.gateway.routing import Route
 
 STYLE = """\
 :root { color-scheme: light dark; --line: color-mix(in srgb, currentColor 20%, transparent); }

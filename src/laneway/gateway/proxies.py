@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from laneway.gateway.http import Scope
+from laneway.gateway.http import Scope
 
 SCHEMES = ("http", "https")
 

@@ -8,28 +8,25 @@ import contextlib
 import math
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from laneway.gateway import receipts
+from laneway.gateway.http import Readers, Request, Response
+from laneway.gateway.login.access import Caller
+from laneway.gateway.login.local_login import LocalLogin
 from laneway.gateway.login.sessions import Sessions
 from laneway.gateway.login.shared_key import shared_key
 from laneway.gateway.login.tokens import TokenCheck
 from laneway.gateway.operations import Operations
+from laneway.gateway.routing import Route
 from laneway.gateway.waiting.credits import Credits
 from laneway.gateway.waiting.feed import Feed
 from laneway.gateway.waiting.long_poll import LongPolls
 from laneway.gateway.waiting.open_requests import OpenRequests
 from laneway.gateway.waiting.wait_limits import Waits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
-
-    from laneway.gateway.http import Readers, Request, Response
-    from laneway.gateway.login.access import Caller
-    from laneway.gateway.login.local_login import LocalLogin
-    from laneway.gateway.routing import Route
-    from laneway.runtime.runtime import Runtime
+from laneway.runtime.runtime import Runtime
 
 T = TypeVar("T")
 

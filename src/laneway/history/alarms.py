@@ -5,23 +5,20 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from laneway import arguments
+from laneway.engines.base import FullEngine
 from laneway.errors import UsageError
 from laneway.history import figures
+from laneway.history.figures import History
 from laneway.policy import check_pattern
 from laneway.units import counted
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.engines.base import FullEngine
-    from laneway.history.figures import History
-
-    OnAlarm = Callable[["Alarm"], object]
+OnAlarm = Callable[["Alarm"], object]
 
 log = logging.getLogger("laneway.worker")
 

@@ -9,15 +9,13 @@ below it: only so they belong to the transaction that the library commits or rol
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway.errors import UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    Rows = Sequence[Any]
+Rows = Sequence[Any]
 
 ACCEPTED = (
     "a connection of psycopg, asyncpg or sqlite3, a Connection or Session of SQLAlchemy, or"

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway.errors import UsageError
 from laneway.message import Draft, Message, Receipt
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-
-    Middleware = Callable[[Message], Generator[Message, Receipt, None]]
-    Put = Callable[[list[Draft]], list[Receipt]]
+Middleware = Callable[[Message], Generator[Message, Receipt, None]]
+Put = Callable[[list[Draft]], list[Receipt]]
 
 
 class Passage:

@@ -11,20 +11,18 @@ import time
 from collections.abc import AsyncIterable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway import codec
 from laneway.engines.shared.refusals import delay_outlasts_ttl
 from laneway.errors import BadMessage
 from laneway.message import Draft, Message, Receipt
 from laneway.producing.connections import Connected
+from laneway.producing.middleware import Middlewares
 from laneway.producing.publish_options import BATCH, batches_of
 from laneway.producing.spool_file import packed_options
 
-if TYPE_CHECKING:
-    from laneway.producing.middleware import Middlewares
-
-    Statement = tuple[str, list[Any]]
+Statement = tuple[str, list[Any]]
 
 ROWS = 100
 """The maximum number of messages in one statement."""

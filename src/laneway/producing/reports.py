@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from laneway import codec, storable
 from laneway import headers as control
@@ -11,10 +11,7 @@ from laneway.errors import LanewayError, UsageError
 from laneway.message import Draft, Message
 from laneway.units import SECOND
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Hook = Callable[[Message, LanewayError], object]
+Hook = Callable[[Message, LanewayError], object]
 
 logger = logging.getLogger("laneway.producer")
 

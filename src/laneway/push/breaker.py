@@ -13,15 +13,13 @@ Here is only the decision. Each sender has a `Window` for each endpoint in memor
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from laneway import units
+from laneway.push.answers import Verdict
 from laneway.push.table import Condition, Record
-
-if TYPE_CHECKING:
-    from laneway.push.answers import Verdict
 
 ATTEMPTS = 20.0
 """How many attempts the window holds."""

@@ -17,20 +17,17 @@ Nothing here decides which addresses may be reached: the guard checks each at it
 from __future__ import annotations
 
 import _thread
+import asyncio
 import contextlib
 import logging
 import socket
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
-    Lookup = Callable[[str], list[str]]
-    """Returns the addresses of a host, in a thread. Raises OSError."""
+Lookup = Callable[[str], list[str]]
+"""Returns the addresses of a host, in a thread. Raises OSError."""
 
 log = logging.getLogger("laneway.push")
 

@@ -7,17 +7,13 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from laneway.engines.base import FullEngine, ResultListener, result_name
 from laneway.errors import EngineUnavailable
+from laneway.message import StoredResult
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.message import StoredResult
-
-    Callback = Callable[[StoredResult], object]
+Callback = Callable[[StoredResult], object]
 
 log = logging.getLogger("laneway.job")
 

@@ -6,14 +6,12 @@ each call, or awaits it.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Generator
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    Step = tuple[Callable[[], Any], Callable[[], Any]]
-    Steps = Generator[Step, Any, Any]
+Step = tuple[Callable[[], Any], Callable[[], Any]]
+Steps = Generator[Step, Any, Any]
 
 # A step is one call: the first for threads, the second for coroutines, which await its result.
 # A plain tuple, because each publish of a call makes one.

@@ -7,6 +7,7 @@ import functools
 import sys
 import time
 import uuid
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import (
@@ -26,7 +27,10 @@ from laneway.engines.base import RESULT_TTL_HEADER, TASK_HEADER
 from laneway.errors import BadMessage, Retry, UsageError
 from laneway.headers import COST as COST_HEADER
 from laneway.message import Lease, Message, Receipt
+from laneway.producing.publish_options import PublishOptions
+from laneway.runtime.runtime import Runtime
 from laneway.tasks import canvas, outcomes, serializers, steps, tagged_values
+from laneway.tasks.canvas import Group, Signature
 from laneway.tasks.invocation import Invocation
 from laneway.tasks.job import Job, report_progress
 from laneway.tasks.options import (
@@ -48,15 +52,8 @@ from laneway.tasks.request import (
 from laneway.tasks.running import RunnableTask, TaskHandler, used_up
 from laneway.tasks.serializers import SERIALIZER_HEADER
 from laneway.tasks.template import Template
+from laneway.units import Duration
 from laneway.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-
-    from laneway.producing.publish_options import PublishOptions
-    from laneway.runtime.runtime import Runtime
-    from laneway.tasks.canvas import Group, Signature
-    from laneway.units import Duration
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,18 +9,15 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Literal
 
 from laneway.errors import UsageError
+from laneway.message import Message
 from laneway.producing.middleware import check_middleware
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
-    from laneway.message import Message
-
-    Middleware = Callable[[Any], Generator[None, None, None]]
-    Hook = Callable[..., object]
+Middleware = Callable[[Any], Generator[None, None, None]]
+Hook = Callable[..., object]
 
 log = logging.getLogger("laneway.worker")
 

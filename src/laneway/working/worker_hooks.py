@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Hook = Callable[[object], object]
+Hook = Callable[[object], object]
 
 log = logging.getLogger("laneway.worker")
 

@@ -20,9 +20,10 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 from uuid import uuid4
 
 import msgspec
@@ -39,9 +40,6 @@ from laneway.tasks.queue import Call, Dependency, name_of
 from laneway.tasks.request import current_request
 from laneway.working.error_details import describe
 from laneway.working.log_format import TextLines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "Callback",

@@ -15,9 +15,10 @@ import json
 import os
 import socket
 import traceback
+from collections.abc import Iterable
 from datetime import datetime
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from asgiref.sync import sync_to_async
@@ -32,10 +33,7 @@ from laneway import DestinationUnavailable, JobState, Retry
 from laneway.contrib.django.application import application
 from laneway.contrib.django.options import given, outbox_connection
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    Record = dict[str, Any]
+Record = dict[str, Any]
 
 LIBRARY = "django.tasks" if VERSION >= (6, 0) else "django_tasks"
 base: Any = import_module(f"{LIBRARY}.base")

@@ -5,27 +5,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rq
+from redis import Redis
 from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004
 from rq.exceptions import DequeueTimeout, NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.utils import as_text
 
+from laneway.app import Laneway
 from laneway.contrib.rq.store import application
+from laneway.delivery import Delivery
 from laneway.errors import BadMessage, LanewayError, Refused
 from laneway.message import Message
 from laneway.printable import escaped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from redis import Redis
-
-    from laneway.app import Laneway
-    from laneway.delivery import Delivery
 
 log = logging.getLogger("laneway.contrib.rq")
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+
+from redis import Redis
 
 from laneway.app import Laneway
 from laneway.compat.addresses import url_of
-
-if TYPE_CHECKING:
-    from redis import Redis
 
 _applications: dict[tuple[str, str], Laneway] = {}
 _lock = threading.Lock()

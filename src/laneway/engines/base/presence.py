@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from collections.abc import Collection, Sequence
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
 
 PING = "?"
 """

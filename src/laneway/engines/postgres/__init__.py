@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from laneway.engines.base import Check, FullEngine, Settings
 from laneway.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from laneway.engines.base import Check, FullEngine, Settings
 
 
 class _OpenPostgres:

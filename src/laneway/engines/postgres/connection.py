@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain, repeat
 from struct import Struct, pack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import psycopg
 from psycopg.types.numeric import NumericBinaryLoader
 
+from laneway.engines.postgres.connecting import ServerConnection
 from laneway.engines.postgres.pipeline import Pipeline, Ticket
 from laneway.engines.postgres.statements import (
     BYTEA,
@@ -26,14 +29,7 @@ from laneway.engines.postgres.statements import (
     touched,
 )
 from laneway.engines.sql.rows import ROW_COLUMNS, Held
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import psycopg
-
-    from laneway.engines.postgres.connecting import ServerConnection
-    from laneway.engines.sql.store import Read
+from laneway.engines.sql.store import Read
 
 _int8, _float8, _length = Struct("!q").pack, Struct("!d").pack, Struct("!i").pack
 _ARRAY_OF = {INT8: 1016, TEXT: 1009, BYTEA: 1001, FLOAT8: 1022}

@@ -19,16 +19,14 @@ import select
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import psycopg
 from psycopg import pq
 from psycopg.errors import error_from_result
 
 from laneway.engines.postgres.pipeline import forget, is_readable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CONFIRM_SECONDS = 10.0
 """How long a call waits for the disk and the standbys."""

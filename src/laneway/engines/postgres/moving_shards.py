@@ -12,7 +12,8 @@ changes the table of places and removes what is left.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import psycopg
@@ -44,10 +45,6 @@ from laneway.engines.postgres.store import (
 from laneway.engines.sql.engine import PLACE
 from laneway.engines.sql.shard_opening import COMPLETE
 from laneway.errors import EngineUnavailable, NoNamespace, SchemaMismatch, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 STOPPED_MS = 30_000
 """After so long the server ends a move whose program has stopped."""

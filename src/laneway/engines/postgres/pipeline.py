@@ -23,7 +23,8 @@ import os
 import select
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import psycopg
 from psycopg import pq
@@ -31,10 +32,6 @@ from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 
 from laneway.engines.postgres.connecting import ANSWER_SECONDS, NoAnswer, ServerConnection
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 

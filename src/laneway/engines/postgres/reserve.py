@@ -13,19 +13,15 @@ empties such tables before it recovers: without this room it could not start aga
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from psycopg.errors import DiskFull
 
 from laneway.engines.shared import refusals
+from laneway.engines.sql.store import Store
 from laneway.errors import EngineUnavailable, LanewayError
+from laneway.message import Draft
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.sql.store import Store
-    from laneway.message import Draft
 
 RESERVE = 64 << 20
 """Bytes of the reserve, and of the tables of messages of a store that has one."""

@@ -7,22 +7,18 @@ it is the only one, so it tells how many there are, whatever the URL says.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from laneway.engines.base import Capabilities, FullEngine, Settings
 from laneway.engines.postgres.address import parse, schema_of
+from laneway.engines.postgres.connecting import ServerConnection
 from laneway.engines.postgres.engine import DURABILITIES, NOUN, HasShards, PostgresEngine
 from laneway.engines.postgres.servers import MOVED, ShardServer, name_of
 from laneway.engines.postgres.wakeup import Wakeup
 from laneway.engines.sql.shard_engine import ShardsEngine
 from laneway.engines.sql.shard_opening import OpenedShards
 from laneway.engines.sql.shard_store import ShardStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from laneway.engines.postgres.connecting import ServerConnection
-    from laneway.engines.sql.store import Place
+from laneway.engines.sql.store import Place
 
 
 def open_schemas(url: str, settings: Settings) -> FullEngine:

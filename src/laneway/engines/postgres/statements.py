@@ -19,19 +19,15 @@ change, or with its lane.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from laneway.engines.postgres.listing_statements import STATEMENTS
 from laneway.engines.sql.rows import ROW_COLUMNS, Held
 from laneway.engines.sql.statements import load, schema, tables_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 EPOCHS = {
     "lane": "lane",

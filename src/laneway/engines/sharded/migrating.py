@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
 
+from laneway.engines.base import ExportedMessage
+from laneway.engines.sharded.namespace import ShardedNamespace
 from laneway.engines.shared.naming import merge_key
 from laneway.message import Draft
-
-if TYPE_CHECKING:
-    from laneway.engines.base import ExportedMessage
-    from laneway.engines.sharded.namespace import ShardedNamespace
 
 
 class Arrival:

@@ -9,7 +9,8 @@ exact topic is stored on its home shard only, and no client is notified of a cha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -30,11 +31,8 @@ from laneway.errors import TopicInUse
 from laneway.policy import Layers, PolicyTable, change_layers, is_pattern, matches, sources
 from laneway.subscriptions import Subscription, base_of, is_copy, topic_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    Changes = Sequence[tuple[str, dict[str, Any]]]
-    """(pattern or topic, its checked fields; None removes a field)"""
+Changes = Sequence[tuple[str, dict[str, Any]]]
+"""(pattern or topic, its checked fields; None removes a field)"""
 
 _dumps = msgspec.json.Encoder().encode
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from laneway.engines.base import WorkerFacts, WorkerView
-    from laneway.engines.sharded.namespace import ShardedNamespace
-    from laneway.engines.sharded.visits import Visits
+from laneway.engines.base import WorkerFacts, WorkerView
+from laneway.engines.sharded.namespace import ShardedNamespace
+from laneway.engines.sharded.visits import Visits
 
 
 class ShardedCoordination(ABC):

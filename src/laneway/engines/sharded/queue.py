@@ -13,12 +13,15 @@ import itertools
 import random
 import zlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar, cast
 
 import msgspec
 
 from laneway.engines.base import HOUSEKEEPING_LIMIT, SIGNALS_HEADER, Settings
 from laneway.engines.sharded.grants import Grants
+from laneway.engines.sharded.namespace import ShardedNamespace
+from laneway.engines.sharded.routes import Route
 from laneway.engines.sharded.splitting import Numbers, by_shard, pages_within, partial_call
 from laneway.engines.sharded.visits import Visits
 from laneway.engines.shared.copies import copies_of, count_copies
@@ -35,13 +38,7 @@ from laneway.message import (
     StoredResult,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from laneway.engines.sharded.namespace import ShardedNamespace
-    from laneway.engines.sharded.routes import Route
-
-    PutOn = Callable[[int, Sequence[Draft]], list[Receipt]]
+PutOn = Callable[[int, Sequence[Draft]], list[Receipt]]
 
 SHARDS_AT_ONCE = 8
 """Shards that one lease visits at most once it has messages. A busy worker leases again soon."""

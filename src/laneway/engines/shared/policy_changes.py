@@ -7,16 +7,14 @@ An engine reads and writes the policies in its own way, and asks here what a cha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from laneway.errors import BadPolicy, TopicInUse
 from laneway.policy import Layer, Resolved, check_changes, gate_names
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    Changes = Sequence[tuple[str, Mapping[str, Any]]]
-    """(pattern or topic, its fields; None removes a field)"""
+Changes = Sequence[tuple[str, Mapping[str, Any]]]
+"""(pattern or topic, its fields; None removes a field)"""
 
 LANE_SHAPE = ("partitions", "buckets", "buckets_pattern")
 """

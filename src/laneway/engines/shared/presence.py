@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import msgspec
 
@@ -14,9 +14,6 @@ from laneway.engines.base.presence import (
     WorkerFacts,
     WorkerView,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _dumps = msgspec.json.Encoder().encode
 _loads = msgspec.json.Decoder(WorkerFacts).decode

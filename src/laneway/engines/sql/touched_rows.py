@@ -9,20 +9,17 @@ matter to callers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, Self
 
 import msgspec
 
 from laneway.engines.shared.states import PARKED, READY
 from laneway.engines.sql.rows import Row, Shard
+from laneway.engines.sql.statements import Statements
 
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
-
-    from laneway.engines.sql.statements import Statements
-
-    Key = tuple[Any, ...]
-    Values = tuple[Any, ...]
+Key = tuple[Any, ...]
+Values = tuple[Any, ...]
 
 
 class Table:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hiredis
 from redis import exceptions as refusals
 
+from laneway.engines.valkey.address import Address
 from laneway.errors import (
     BadMessage,
     EngineCorrupt,
@@ -16,9 +17,6 @@ from laneway.errors import (
     SchemaMismatch,
     UsageError,
 )
-
-if TYPE_CHECKING:
-    from laneway.engines.valkey.address import Address
 
 
 class NamespaceGone(EngineUnavailable):

@@ -14,15 +14,12 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from laneway.engines.valkey import record_formats
+from laneway.engines.valkey.namespace import Namespace
 from laneway.errors import SchemaMismatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.engines.valkey.namespace import Namespace
 
 log = logging.getLogger("laneway.engine")
 

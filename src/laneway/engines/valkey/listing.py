@@ -6,7 +6,8 @@ lanes delivers.
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from laneway.engines.base import LaneRate, TopicStats
 from laneway.engines.shared import listing, size_classes
@@ -16,16 +17,12 @@ from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.recent import KINDS, rate_of
 from laneway.engines.valkey import record_formats, views
 from laneway.engines.valkey.connection import ShardReads
+from laneway.engines.valkey.namespace import Namespace
+from laneway.engines.valkey.record_formats import Lane
 from laneway.engines.valkey.views import LAST_NAME, Command, Reads, View, together
 from laneway.topic_groups import GROUP
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from laneway.engines.valkey.namespace import Namespace
-    from laneway.engines.valkey.record_formats import Lane
-
-    Lanes = Sequence[tuple[int, Lane]]
+Lanes = Sequence[tuple[int, Lane]]
 
 
 NAMES, NAMES_OF_SHARD = 128, 8

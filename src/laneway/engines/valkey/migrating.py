@@ -6,22 +6,19 @@ is confirmed.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from laneway.engines.base import ExportedMessage, ImportAnswer, SpoolBatch
 from laneway.engines.sharded.migrating import Arrival
 from laneway.engines.sharded.splitting import Numbers, by_shard, group, pages
 from laneway.engines.shared.naming import FORWARDED_KEY_BYTES
 from laneway.engines.valkey import record_formats
+from laneway.engines.valkey.namespace import Namespace
+from laneway.engines.valkey.record_formats import Record
+from laneway.engines.valkey.views import View
+from laneway.policy import Gate, Layer
 from laneway.topic_groups import TOPIC
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from laneway.engines.valkey.namespace import Namespace
-    from laneway.engines.valkey.record_formats import Record
-    from laneway.engines.valkey.views import View
-    from laneway.policy import Gate, Layer
 
 AT_ONCE = 200
 """Messages that one call exports or imports."""

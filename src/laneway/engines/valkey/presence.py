@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from laneway.engines.base import PING, WorkerFacts, WorkerView
 from laneway.engines.sharded.presence import ShardedCoordination
 from laneway.engines.sharded.splitting import pages
 from laneway.engines.shared import presence
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.valkey.namespace import Namespace
+from laneway.engines.valkey.namespace import Namespace
 
 PAGE = 500
 """Records that are read at once."""

@@ -7,17 +7,14 @@ import socket
 import ssl
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import hiredis
 from redis import exceptions as refusals
 
+from laneway.engines.valkey.nodes import Nodes
 from laneway.engines.valkey.wire import packed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.valkey.nodes import Nodes
 
 RECONNECT_AFTER = 0.25
 """Seconds between two attempts to connect."""

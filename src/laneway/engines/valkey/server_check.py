@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import ssl
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
+from laneway.engines.valkey.address import Address
 from laneway.engines.valkey.wire import packed
 from laneway.errors import EngineUnavailable, LanewayError, UsageError
-
-if TYPE_CHECKING:
-    from laneway.engines.valkey.address import Address
 
 COMMANDS = (
     "client|setname",

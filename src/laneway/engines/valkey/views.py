@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from laneway.engines.base import (
     HeldState,
@@ -21,6 +21,7 @@ from laneway.engines.base import (
 from laneway.engines.shared import adaptive
 from laneway.engines.shared import gates as shared_gates
 from laneway.engines.shared import views as shared
+from laneway.engines.shared.adaptive import Share
 from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
 from laneway.engines.shared.states import (
     DEAD,
@@ -29,14 +30,11 @@ from laneway.engines.shared.tallies import WAIT_CLASSES
 from laneway.engines.shared.tallies import together as added_up
 from laneway.engines.shared.views import COUNTED
 from laneway.engines.valkey import record_formats
+from laneway.engines.valkey.namespace import Namespace
+from laneway.engines.valkey.record_formats import Counters, Held, Lane, Record
 from laneway.policy import Resolved, is_pattern
 from laneway.subscriptions import is_copy
 from laneway.topic_groups import GROUP, TOPIC
-
-if TYPE_CHECKING:
-    from laneway.engines.shared.adaptive import Share
-    from laneway.engines.valkey.namespace import Namespace
-    from laneway.engines.valkey.record_formats import Counters, Held, Lane, Record
 
 T = TypeVar("T")
 

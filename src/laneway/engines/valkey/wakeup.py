@@ -28,20 +28,16 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+from laneway.engines.base import ArrivalListener, ResultListener
+from laneway.engines.sharded.grants import Grants
+from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.valkey import record_formats
+from laneway.engines.valkey.namespace import Namespace
 from laneway.errors import EngineUnavailable
 from laneway.message import Batch
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-
-    from laneway.engines.base import ArrivalListener, ResultListener
-    from laneway.engines.sharded.grants import Grants
-    from laneway.engines.shared.interrupt import Interrupt
-    from laneway.engines.valkey.namespace import Namespace
 
 LOOK_AGAIN = 5.0
 """

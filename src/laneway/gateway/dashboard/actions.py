@@ -11,16 +11,14 @@ import math
 import re
 import shlex
 from collections.abc import Callable  # msgspec reads the annotations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
+from laneway.gateway.dashboard.forms import Form
 from laneway.gateway.problems import Problem
 from laneway.policy import FIELDS
-
-if TYPE_CHECKING:
-    from laneway.gateway.dashboard.forms import Form
 
 MOST_TOPICS = 200
 """Most topics that one action changes."""

@@ -14,30 +14,27 @@ import functools
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterator,
+    Mapping,
+)
+from typing import Any, NamedTuple
 
 import msgspec
 
+from laneway.engines.base import FullEngine, TopicStats
 from laneway.errors import LanewayError
 from laneway.gateway.dashboard.reader import Reader
 from laneway.gateway.problems import Problem
+from laneway.gateway.services import Services
 from laneway.printable import without_passwords
 
-if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncIterator,
-        Awaitable,
-        Callable,
-        Coroutine,
-        Hashable,
-        Iterator,
-        Mapping,
-    )
-
-    from laneway.engines.base import FullEngine, TopicStats
-    from laneway.gateway.services import Services
-
-    Render = Callable[[Reader], Mapping[str, str]]
+Render = Callable[[Reader], Mapping[str, str]]
 
 log = logging.getLogger("laneway.gateway")
 

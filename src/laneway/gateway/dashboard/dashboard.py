@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import msgspec
@@ -32,15 +32,9 @@ from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
 from laneway.gateway.route_table import ROUTES
 from laneway.gateway.routing import Router
+from laneway.gateway.services import Services
 from laneway.runtime.runtime import Application
 from laneway.units import counted
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-
-    from laneway.gateway.dashboard.actions import ApiCall
-    from laneway.gateway.login.access import Caller
-    from laneway.gateway.services import Services
 
 NO_PAGE = Page(name="", path="", title="", build=lambda _: {})
 """What answers to forms show: nothing of it is kept live, and it is not in the menu."""

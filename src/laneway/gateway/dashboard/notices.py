@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-if TYPE_CHECKING:
-    from laneway.gateway.login.access import Caller
+from laneway.gateway.login.access import Caller
 
 MAX_NOTICES = 1000
 """Results of actions that are kept until the next page shows them."""

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from laneway.admin.workers import UNSERVED_SECONDS
+from laneway.engines.base import TopicStats
 from laneway.gateway.dashboard import charts, words
 from laneway.gateway.dashboard.pages.limits import HELD_SECONDS, gates_held
 from laneway.gateway.dashboard.reader import LARGEST_TOPICS, OLDEST_TOPICS
+from laneway.gateway.dashboard.view import View
 from laneway.producing import refused
+from laneway.push.endpoint import EndpointInfo
 from laneway.subscriptions import is_copy
 from laneway.units import SECOND, counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from laneway.engines.base import TopicStats
-    from laneway.gateway.dashboard.view import View
-    from laneway.push.endpoint import EndpointInfo
 
 MOST = 5
 LARGE_PART = 0.5

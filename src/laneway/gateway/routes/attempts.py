@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from laneway import units
+from laneway.gateway.call import Call
 from laneway.gateway.endpoint_schema import (
     AttemptAnswer,
     AttemptsAnswer,
@@ -16,21 +17,15 @@ from laneway.gateway.endpoint_schema import (
     ReplayAnswer,
     ReplayBody,
 )
+from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.endpoints import endpoint_of
 from laneway.gateway.routes.operations import begun
 from laneway.gateway.wire import past_us
 from laneway.policy import check_pattern
 from laneway.push import replay as replays
-from laneway.push.delivery_log import search
+from laneway.push.delivery_log import AttemptInfo, search
 from laneway.push.table import now
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.gateway.call import Call
-    from laneway.gateway.http import Response
-    from laneway.push.delivery_log import AttemptInfo
 
 
 def list_attempts(call: Call) -> AttemptsAnswer:

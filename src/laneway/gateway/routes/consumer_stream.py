@@ -11,23 +11,20 @@ import asyncio
 import contextlib
 import functools
 import math
+from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from laneway import subscriptions
 from laneway.cluster.consumer import Consumer
 from laneway.errors import TermLost
+from laneway.gateway.call import Call
 from laneway.gateway.http import Stream
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.streaming import PING, PING_SECONDS
 from laneway.gateway.schema import MAX_LEASE, HeldEvent, LostEvent
+from laneway.gateway.waiting.credits import Credit
 from laneway.gateway.wire import delivery_of, encode
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
-
-    from laneway.gateway.call import Call
-    from laneway.gateway.waiting.credits import Credit
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 from urllib.parse import quote
 
 import msgspec
@@ -10,9 +10,12 @@ import msgspec
 from laneway import arguments, codec, subscriptions, units
 from laneway.delivery import check_subscriptions
 from laneway.delivery import priorities as priorities_of
+from laneway.engines.base import FullEngine
 from laneway.errors import BacklogFull, BadMessage, UsageError
 from laneway.gateway import receipts
+from laneway.gateway.call import Call
 from laneway.gateway.http import Response
+from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     MAX_WAIT,
@@ -28,13 +31,6 @@ from laneway.gateway.waiting import long_poll
 from laneway.gateway.waiting.long_poll import Wanted
 from laneway.gateway.wire import delivery_of, draft_of, encode, moment_or_none
 from laneway.message import Action, Batch, Draft, Settlement
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.base import FullEngine
-    from laneway.gateway.call import Call
-    from laneway.gateway.login.access import Caller
 
 BAD_RECEIPT = "the receipt is not one of this namespace; it comes from the answer of a lease"
 

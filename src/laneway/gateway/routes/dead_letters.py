@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from laneway import arguments
 from laneway.admin import dead_letters
 from laneway.admin.fingerprints import fingerprint_of, grouped
+from laneway.engines.base import FullEngine, MessageView
 from laneway.gateway import bulk_dead_letters
+from laneway.gateway.bulk_dead_letters import Pause
+from laneway.gateway.call import Call
+from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.operations import begun
 from laneway.gateway.schema import (
@@ -27,12 +31,6 @@ from laneway.gateway.schema import (
 )
 from laneway.gateway.wire import message_answer, moment, past_us
 from laneway.policy import check_topic
-
-if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine, MessageView
-    from laneway.gateway.bulk_dead_letters import Pause
-    from laneway.gateway.call import Call
-    from laneway.gateway.http import Response
 
 PAGE = 1000
 """Dead letters that are read in one call."""

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 
 from laneway.admin import audit_log
 from laneway.errors import LanewayError
+from laneway.gateway.call import Call
 from laneway.gateway.endpoint_schema import EndpointLineAnswer
 from laneway.gateway.http import NDJSON, Stream
 from laneway.gateway.problems import DECODE_ERRORS, Problem, invalid
 from laneway.gateway.routes.endpoints import check_fields
 from laneway.gateway.wire import encode
 from laneway.policy import check_topic
-from laneway.push.endpoint import set_each, set_endpoint
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from laneway.gateway.call import Call
-    from laneway.push.endpoint import Endpoint
+from laneway.push.endpoint import Endpoint, set_each, set_endpoint
 
 MOST = 1000
 """Lines that are set together."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway.errors import Refused
+from laneway.gateway.call import Call
 from laneway.gateway.endpoint_schema import (
     DisableBody,
     EndpointAnswer,
@@ -21,11 +22,8 @@ from laneway.gateway.problems import Problem
 from laneway.gateway.schema import RemovedAnswer
 from laneway.policy import check_pattern
 from laneway.push import endpoint
+from laneway.push.endpoint import Endpoint, EndpointInfo
 from laneway.push.table import EnabledRecently
-
-if TYPE_CHECKING:
-    from laneway.gateway.call import Call
-    from laneway.push.endpoint import Endpoint, EndpointInfo
 
 HIDDEN = "…"
 """Stands for a secret in the audit log."""

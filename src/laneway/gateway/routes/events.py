@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from laneway.gateway.call import Call
 from laneway.gateway.http import Stream
-
-if TYPE_CHECKING:
-    from laneway.gateway.call import Call
 
 SCOPES = {"endpoint": "endpoints", "change": "admin"}
 """Events that need more than the scope `read`."""

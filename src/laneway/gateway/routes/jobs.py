@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway import arguments
+from laneway.gateway.call import Call
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
@@ -30,12 +31,9 @@ from laneway.gateway.wire import checked_json, encode, moment
 from laneway.message import Message
 from laneway.policy import check_topic
 from laneway.schedules import store
+from laneway.schedules.store import Options, Planned
 from laneway.tasks.job import Job, JobState, job_of
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from laneway.gateway.call import Call
-    from laneway.schedules.store import Options, Planned
 
 MAX_WAIT = 60.0
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from laneway import store_metrics
+from laneway.gateway.call import Call
 from laneway.gateway.extension import HASH_DIGITS
 from laneway.gateway.http import Response
 from laneway.gateway.services import LATENCY_BOUNDS, Services
 from laneway.gateway.waiting.wait_limits import KINDS
 from laneway.store_metrics import Family
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from laneway.gateway.call import Call
 
 TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway import arguments
 from laneway.admin.workers import command, info_of
+from laneway.engines.base import WorkerView
+from laneway.gateway.call import Call
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     HistoryAnswer,
@@ -24,13 +26,9 @@ from laneway.gateway.schema import (
 )
 from laneway.gateway.wire import moment, overview_answer, past_us
 from laneway.history import figures
+from laneway.history.figures import HistoryRow
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from laneway.engines.base import WorkerView
-    from laneway.gateway.call import Call
-    from laneway.history.figures import HistoryRow
-    from laneway.working.commands import WorkerCommand
+from laneway.working.commands import WorkerCommand
 
 DEFAULT_US = 3600 * SECOND
 """How much of the history is shown unless `from` is given."""

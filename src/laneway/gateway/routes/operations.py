@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+
+import msgspec
 
 from laneway.admin import subscriptions, workers
 from laneway.engines.base import DoctorStep, FullEngine
 from laneway.gateway import operations
+from laneway.gateway.call import Call
 from laneway.gateway.http import Response
+from laneway.gateway.login.access import Scope
+from laneway.gateway.operations import Operation, Pause
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import OperationAnswer, OperationBegun, OperationsAnswer
 from laneway.gateway.wire import encode, operation_answer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import msgspec
-
-    from laneway.gateway.call import Call
-    from laneway.gateway.login.access import Scope
-    from laneway.gateway.operations import Operation, Pause
 
 
 def list_operations(call: Call) -> OperationsAnswer:

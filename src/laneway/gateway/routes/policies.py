@@ -6,15 +6,18 @@ import base64
 import binascii
 import hashlib
 import hmac
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway import arguments
 from laneway.admin.policies import layers_of, operator_fields
+from laneway.engines.base import FullEngine
 from laneway.errors import BadPolicy
 from laneway.gateway import receipts
+from laneway.gateway.call import Call
 from laneway.gateway.http import Response
 from laneway.gateway.login.shared_key import shared_key
 from laneway.gateway.problems import Problem
@@ -51,12 +54,6 @@ from laneway.policy import (
 )
 from laneway.subscriptions import base_of
 from laneway.tiers import Tier, check_tiers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from laneway.engines.base import FullEngine
-    from laneway.gateway.call import Call
 
 SHARED = ("gate", "group", "pool", "tier")
 """Policy fields that name what topics share: limits, workers, a share of deliveries."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from laneway.errors import LanewayError
 from laneway.gateway import openapi, pages
+from laneway.gateway.call import Call
 from laneway.gateway.http import Response
 from laneway.gateway.problems import KINDS, Problem
 from laneway.gateway.schema import HealthAnswer
 from laneway.printable import without_passwords
-
-if TYPE_CHECKING:
-    from laneway.gateway.call import Call
 
 READY_SECONDS = 1.0
 """How long the store may take to answer."""

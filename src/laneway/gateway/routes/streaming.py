@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Sequence
 
 from laneway.delivery import priorities as priorities_of
+from laneway.engines.base import Queue
+from laneway.gateway.call import Call
 from laneway.gateway.http import Stream
 from laneway.gateway.routes.consuming import check_shared, seen, wanted_of
+from laneway.gateway.schema import StreamQuery
 from laneway.gateway.waiting import long_poll
 from laneway.gateway.wire import delivery_of, encode
 from laneway.message import Batch, Settlement
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from laneway.engines.base import Queue
-    from laneway.gateway.call import Call
-    from laneway.gateway.schema import StreamQuery
 
 PING_SECONDS = 15.0
 """How often something is sent, so that proxies keep the connection."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from laneway.admin import subscriptions
 from laneway.errors import Refused
+from laneway.gateway.call import Call
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     ConfirmBody,
@@ -14,10 +13,7 @@ from laneway.gateway.schema import (
     SubscriptionBody,
     SubscriptionsAnswer,
 )
-
-if TYPE_CHECKING:
-    from laneway.gateway.call import Call
-    from laneway.policy import Layer
+from laneway.policy import Layer
 
 OPERATOR: Layer = "operator"
 

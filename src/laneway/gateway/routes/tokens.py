@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway.admin import audit_log
 from laneway.admin.audit_log import MAX_DIGITS
 from laneway.admin.policies import operator_fields
+from laneway.gateway.call import Call
 from laneway.gateway.http import Response
 from laneway.gateway.login import tokens
+from laneway.gateway.login.tokens import Token
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.policies import change_answer
 from laneway.gateway.schema import (
@@ -22,10 +24,6 @@ from laneway.gateway.schema import (
     TokensAnswer,
 )
 from laneway.gateway.wire import encode, moment, moment_or_none, past_us
-
-if TYPE_CHECKING:
-    from laneway.gateway.call import Call
-    from laneway.gateway.login.tokens import Token
 
 
 def list_tokens(call: Call) -> TokensAnswer:

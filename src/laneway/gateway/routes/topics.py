@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laneway import arguments, units
 from laneway.admin import messages, policies, top_topics
+from laneway.admin.messages import MessageAction
 from laneway.admin.policies import operator_fields
 from laneway.admin.top_topics import MEASURES
+from laneway.engines.base import MessageView, TopicStats
 from laneway.gateway import visible_reasons
+from laneway.gateway.call import Call
 from laneway.gateway.http import Response
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.policies import field_answers
@@ -32,11 +35,6 @@ from laneway.gateway.schema import (
 )
 from laneway.gateway.wire import encode, message_answer, moment_or_none, topic_fields
 from laneway.policy import check_policy_pattern, check_topic
-
-if TYPE_CHECKING:
-    from laneway.admin.messages import MessageAction
-    from laneway.engines.base import MessageView, TopicStats
-    from laneway.gateway.call import Call
 
 
 def list_topics(call: Call) -> TopicsAnswer:

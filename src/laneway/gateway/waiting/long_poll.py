@@ -12,22 +12,18 @@ import asyncio
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from concurrent.futures import Executor
 
 import msgspec
 
 from laneway import units
+from laneway.engines.base import FullEngine
 from laneway.engines.shared.interrupt import Interrupt
+from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
 from laneway.message import Batch, Lease, Settlement
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Executor
-
-    from laneway.engines.base import FullEngine
-    from laneway.gateway.login.access import Caller
-    from laneway.runtime.runtime import Runtime
+from laneway.runtime.runtime import Runtime
 
 MAX_LINES = 64
 """Most different combinations of pool and topics that requests wait for; each has a thread."""

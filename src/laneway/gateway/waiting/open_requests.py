@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from concurrent.futures import Executor
 
 from laneway.errors import LanewayError
+from laneway.gateway.http import Request
+from laneway.gateway.login.access import Caller
+from laneway.gateway.login.sessions import Sessions
 from laneway.gateway.login.tokens import TokenCheck, token_needed
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from laneway.gateway.http import Request
-    from laneway.gateway.login.access import Caller
-    from laneway.gateway.login.sessions import Sessions
-    from laneway.gateway.problems import Problem
-
+from laneway.gateway.problems import Problem
 
 log = logging.getLogger("laneway.gateway")
 

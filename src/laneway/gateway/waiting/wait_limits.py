@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator
+from typing import Literal
 
+from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
 from laneway.gateway.waiting.long_poll import MAX_WAITING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from laneway.gateway.login.access import Caller
 
 WaitKind = Literal["job", "stream", "consumer", "events"]
 """

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine
-    from laneway.working.worker_delivery import WorkerDelivery
+from laneway.engines.base import FullEngine
+from laneway.working.worker_delivery import WorkerDelivery
 
-    Finished = Callable[[WorkerDelivery, Any, BaseException | None], None]
-    """Called on the event loop with a unit and what its handler returned or raised."""
+Finished = Callable[[WorkerDelivery, Any, BaseException | None], None]
+"""Called on the event loop with a unit and what its handler returned or raised."""
 
-    Dispatch = Callable[[], object]
-    """
-    Called on the event loop when an executor has reported units and has no others to begin: it
-    starts as many as there is room for. Once for many units, because each call costs as much as
-    beginning one.
-    """
+Dispatch = Callable[[], object]
+"""
+Called on the event loop when an executor has reported units and has no others to begin: it
+starts as many as there is room for. Once for many units, because each call costs as much as
+beginning one.
+"""
 
 
 class Executor(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import msgspec
 
@@ -11,15 +12,11 @@ from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages.topics import why
 from laneway.gateway.dashboard.queries import AttemptResult, EndpointQuery
+from laneway.gateway.dashboard.view import View
 from laneway.gateway.problems import Problem
 from laneway.policy import check_topic
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.gateway.dashboard.view import View
-    from laneway.push.delivery_log import AttemptInfo, AttemptPage
-    from laneway.push.endpoint import EndpointInfo
+from laneway.push.delivery_log import AttemptInfo, AttemptPage
+from laneway.push.endpoint import EndpointInfo
 
 SHOWN = 50
 """Attempts in the table; of the last ones, success and latency are shown."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import msgspec
 
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages.endpoint import judged
 from laneway.gateway.dashboard.queries import EndpointsQuery, EndpointState
+from laneway.gateway.dashboard.view import View
 from laneway.policy import check_pattern, is_pattern
-
-if TYPE_CHECKING:
-    from laneway.gateway.dashboard.view import View
-    from laneway.push.endpoint import EndpointInfo
+from laneway.push.endpoint import EndpointInfo
 
 SHOWN = 50
 

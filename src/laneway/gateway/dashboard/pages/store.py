@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from laneway.engines.base import FullEngine, StorePart
 from laneway.gateway import operations
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import PageQuery
+from laneway.gateway.dashboard.reader import Reader
+from laneway.gateway.dashboard.view import View
+from laneway.gateway.operations import Operation
 from laneway.history.records import TIME
 from laneway.printable import redacted
 from laneway.store_metrics import TOTALS
-
-if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine, StorePart
-    from laneway.gateway.dashboard.reader import Reader
-    from laneway.gateway.dashboard.view import View
-    from laneway.gateway.operations import Operation
 
 
 def build(view: View) -> dict[str, Any]:
