@@ -12,10 +12,12 @@ from laneway import (
     programs,
     versions,
 )
-from laneway.admin import policies as admin_policies
-from laneway.admin import subscriptions as admin_subscriptions
-from laneway.admin import top_topics
-from laneway.admin import workers as admin_workers
+from laneway.admin import (
+    policies as admin_policies,
+    subscriptions as admin_subscriptions,
+    top_topics,
+    workers as admin_workers,
+)
 from laneway.admin.control import Control
 from laneway.admin.dead_letters import DeadLetters
 from laneway.admin.history import Histories

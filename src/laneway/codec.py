@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from laneway import headers as control
-from laneway import storable, units
+from laneway import headers as control, storable, units
 from laneway.errors import BadMessage
 from laneway.message import RAW, Draft, Lease, Message, Settlement
 from laneway.policy import CONTROL, MAX_KEY_BYTES, MAX_TOPIC_BYTES, check_publish_topic

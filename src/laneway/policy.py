@@ -27,8 +27,11 @@ from laneway import subscriptions, units
 from laneway.errors import BadMessage, BadPolicy
 from laneway.headers import MAX_COST
 from laneway.subscriptions import SEPARATOR, Kind, Subscription
-from laneway.tiers import USUAL, Tiers
-from laneway.tiers import Tier as Tier  # noqa: PLC0414  # users import it from here
+from laneway.tiers import (
+    USUAL,
+    Tier as Tier,  # noqa: PLC0414  # users import it from here
+    Tiers,
+)
 from laneway.topic_groups import is_group
 
 Layer = Literal["code", "operator"]

@@ -38,8 +38,7 @@ def trace(app: Laneway, provider: TracerProvider | None = None) -> None:
     Raises UsageError if OpenTelemetry is not installed.
     """
     try:
-        from opentelemetry import propagate  # noqa: PLC0415  # an extra
-        from opentelemetry import trace as otel  # noqa: PLC0415
+        from opentelemetry import propagate, trace as otel  # noqa: PLC0415  # an extra
     except ImportError as error:
         raise UsageError(
             "trace: OpenTelemetry is not installed; pip install 'laneway[otel]'"

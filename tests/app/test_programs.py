@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from laneway import BadPolicy, EngineUnavailable, Laneway, UsageError
-from laneway import programs as registry
+from laneway import BadPolicy, EngineUnavailable, Laneway, UsageError, programs as registry
 from laneway.engines.sql.engine import SqlQueue
 from laneway.policy import PROGRAM
 from laneway.testing.servers import Server

@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from laneway import Laneway, Spool
-from laneway.cli import main
-from laneway.cli import spool as spool_command
+from laneway.cli import main, spool as spool_command
 
 if TYPE_CHECKING:
     from pathlib import Path

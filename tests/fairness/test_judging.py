@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from laneway.policy import Gate as Limits
-from laneway.policy import Layer
+from laneway.policy import Gate as Limits, Layer
 from laneway.testing.simulation.checks import Bucket
 from laneway.units import SECOND
 from tests.fairness.cases import Case

@@ -21,8 +21,7 @@ import pytest
 
 from laneway import Laneway
 from laneway.errors import EngineUnavailable
-from laneway.gateway import gateway as gateway_module
-from laneway.gateway import server, services
+from laneway.gateway import gateway as gateway_module, server, services
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.http import EXCHANGE, Disconnected, Request, Stream
 from tests.gateway.conftest import Api, serving

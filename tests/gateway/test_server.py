@@ -15,8 +15,7 @@ from click.testing import CliRunner
 from laneway import Laneway, errors
 from laneway.cli import main
 from laneway.errors import EngineUnavailable, LanewayError
-from laneway.gateway import gateway as gateway_module
-from laneway.gateway import http, problems
+from laneway.gateway import gateway as gateway_module, http, problems
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.login import tokens
 from tests.gateway.conftest import Api, serving

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, defaultdict
 
-from laneway.cluster.term_store import Candidate as Identity
-from laneway.cluster.term_store import Claim, EngineTerms
+from laneway.cluster.term_store import Candidate as Identity, Claim, EngineTerms
 from laneway.errors import EngineUnavailable
 from laneway.testing.simulation import Actor, Check, Store
 from tests.simulation.blocking import blocking, engine_of

@@ -18,8 +18,7 @@ from laneway.engines.base import Capabilities, FullEngine, Settings
 from laneway.headers import COST
 from laneway.message import Draft, Message
 from laneway.policy import Gate
-from laneway.schedules import store as schedule_store
-from laneway.schedules import times
+from laneway.schedules import store as schedule_store, times
 from laneway.testing.engine_driver import TIERS
 from laneway.testing.simulation import (
     Chaos,

@@ -6,8 +6,7 @@ from collections import defaultdict
 from datetime import datetime
 from itertools import pairwise
 
-from laneway import codec
-from laneway import headers as control
+from laneway import codec, headers as control
 from laneway.errors import BadMessage, EngineUnavailable
 from laneway.message import Lease
 from laneway.schedules import store as schedule_store

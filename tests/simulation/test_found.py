@@ -14,8 +14,7 @@ from laneway.engines.shared import fairness
 from laneway.engines.sql import rows
 from laneway.message import Message
 from laneway.policy import Gate
-from laneway.schedules import store as schedule_store
-from laneway.schedules import times
+from laneway.schedules import store as schedule_store, times
 from laneway.testing.simulation import Actor, Broken, Chaos, Fleet, Network
 from tests.simulation.blocking import blocking, engine_of
 from tests.simulation.elections import Candidate, Elections

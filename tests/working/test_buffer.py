@@ -13,8 +13,7 @@ import pytest
 
 from laneway import Laneway, Message
 from laneway.message import Batch, Lease
-from laneway.working import buffer as buffer_module
-from laneway.working import engine_thread
+from laneway.working import buffer as buffer_module, engine_thread
 from laneway.working.buffer import Buffer, HandlerQueue
 from laneway.working.handler import Handler
 from laneway.working.worker_delivery import WorkerDelivery

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Never, Unpack
 
 from laneway import arguments, config, units
-from laneway.admin import dead_letters, messages, policies
-from laneway.admin import subscriptions as admin_subscriptions
+from laneway.admin import dead_letters, messages, policies, subscriptions as admin_subscriptions
 from laneway.admin.dead_letters import DeadLetter
 from laneway.admin.subscriptions import SubscriptionInfo
 from laneway.admin.topic_waits import DoneWait, IdleWait

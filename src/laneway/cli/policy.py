@@ -10,8 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import click
 import msgspec
 
-from laneway import headers as control
-from laneway import programs
+from laneway import headers as control, programs
 from laneway.admin.policies import every_policy
 from laneway.cli.session import (
     REFUSED,

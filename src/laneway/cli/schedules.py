@@ -12,8 +12,7 @@ import msgspec
 from laneway.cli.session import Session, json_option, pass_session, print_json, say, table
 from laneway.engines.base import TASK_HEADER
 from laneway.message import Message
-from laneway.schedules import store as schedule_store
-from laneway.schedules import times
+from laneway.schedules import store as schedule_store, times
 from laneway.units import microseconds
 
 

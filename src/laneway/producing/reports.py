@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from laneway import codec, storable
-from laneway import headers as control
+from laneway import codec, headers as control, storable
 from laneway.errors import LanewayError, UsageError
 from laneway.message import Draft, Message
 from laneway.units import SECOND

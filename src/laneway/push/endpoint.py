@@ -11,8 +11,7 @@ from laneway.admin import subscriptions as admin_subscriptions
 from laneway.arguments import choice, whole
 from laneway.awaitable import async_variant
 from laneway.policy import check_pattern
-from laneway.push import delivery_log, secret_store, table
-from laneway.push import replay as replays
+from laneway.push import delivery_log, replay as replays, secret_store, table
 from laneway.push.address_guard import of_process
 from laneway.runtime.noun import Noun
 from laneway.subscriptions import is_copy, split

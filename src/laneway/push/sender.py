@@ -34,8 +34,7 @@ from laneway.push.answers import Answer, Verdict, judge
 from laneway.push.attempt import Attempt, entry_of, result_of
 from laneway.push.delivery_log import Entry, LogWriter, Result
 from laneway.push.events import EndpointEvents
-from laneway.push.notifications import HOUR_US, notify
-from laneway.push.notifications import TOPIC as NOTIFICATIONS
+from laneway.push.notifications import HOUR_US, TOPIC as NOTIFICATIONS, notify
 from laneway.push.outcomes import AttemptFailed, Released
 from laneway.push.resolver import Host, Resolver
 from laneway.push.stored_counts import CLASSES, COUNTS, Counts

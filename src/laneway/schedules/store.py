@@ -20,8 +20,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from laneway import arguments, codec, config, units
-from laneway import headers as control
+from laneway import arguments, codec, config, headers as control, units
 from laneway.engines.base import (
     FullEngine,
     HeldState,

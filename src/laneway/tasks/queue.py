@@ -12,8 +12,7 @@ from typing import Any, TypedDict, Unpack, cast
 
 import msgspec
 
-from laneway import arguments, config, storable
-from laneway import headers as control
+from laneway import arguments, config, headers as control, storable
 from laneway.awaitable import async_variant
 from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import BadMessage, HandlerSignal, LanewayError, Retry, UsageError

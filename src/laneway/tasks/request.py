@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from laneway import headers as control
-from laneway import units
+from laneway import headers as control, units
 from laneway.engines.base import FLOW_HEADER, RESULT_TTL_HEADER
 from laneway.message import Lease
 from laneway.printable import without_passwords

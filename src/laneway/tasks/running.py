@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from laneway import arguments, units
-from laneway import headers as control
+from laneway import arguments, headers as control, units
 from laneway.engines.shared.refusals import brief, result_ttls_us, retries_used_up
 from laneway.errors import (
     DependencyFailed,

@@ -19,8 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as NotYet
 from typing import Any, ClassVar, cast
 
 from laneway.errors import LanewayError, UsageError

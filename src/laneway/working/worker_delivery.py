@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from laneway import codec, storable
-from laneway import headers as control
+from laneway import codec, headers as control, storable
 from laneway.errors import Reject
 from laneway.message import Lease, Message
 from laneway.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER, Handler

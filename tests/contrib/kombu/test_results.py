@@ -10,8 +10,7 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 from celery import Celery, states
-from celery.exceptions import ChordError
-from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.exceptions import ChordError, TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult
 from celery.utils.functional import regen
 from kombu.exceptions import OperationalError

@@ -18,8 +18,7 @@ from laneway.push import delivery_log
 from laneway.push.secret_store import new_key
 from laneway.units import SECOND
 from tests.gateway.dashboard.conftest import HOSTILE, Browser, running
-from tests.push.conftest import receiver
-from tests.push.conftest import running as receivers
+from tests.push.conftest import receiver, running as receivers
 from tests.push.receiver import Receiver
 
 __all__ = ["receiver", "receivers"]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import builtins
 
-from laneway.errors import HandlerSignal, JobCancelled, LanewayError
-from laneway.errors import Reject as _Reject
-from laneway.errors import Retry as _Retry
+from laneway.errors import (
+    HandlerSignal,
+    JobCancelled,
+    LanewayError,
+    Reject as _Reject,
+    Retry as _Retry,
+)
 from laneway.working.error_details import WorkerLost
 from laneway.working.time_limits import SoftTimeLimit, TimeLimit
 

@@ -24,8 +24,7 @@ from laneway.compat.celery import current, django, signals, states
 from laneway.compat.celery.exceptions import Ignore, MaxRetriesExceededError, Reject
 from laneway.compat.celery.flows import OUR_NAMES, Group, Signature
 from laneway.compat.celery.results import AsyncResult, EagerResult, GroupResult
-from laneway.errors import HandlerSignal, Retry, UsageError
-from laneway.errors import Reject as _Reject
+from laneway.errors import HandlerSignal, Reject as _Reject, Retry, UsageError
 from laneway.tasks import outcomes
 from laneway.tasks.canvas import GroupJob, over
 from laneway.tasks.job import Job, report_progress

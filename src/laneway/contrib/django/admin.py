@@ -15,8 +15,7 @@ from django.template.response import TemplateResponse
 from django.urls import path, re_path, reverse
 from django.views.decorators.csrf import csrf_exempt
 
-from laneway import DeadLetter as Letter
-from laneway import LanewayError
+from laneway import DeadLetter as Letter, LanewayError
 from laneway.contrib.django.application import application
 from laneway.contrib.django.models import Dashboard, DeadLetter
 from laneway.contrib.wsgi import LoopThread

@@ -17,8 +17,7 @@ from typing import Any
 from celery import states
 from celery.backends.base import KeyValueStoreBackend
 from celery.canvas import maybe_signature
-from celery.exceptions import ChordError
-from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.exceptions import ChordError, TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult, allow_join_result
 from celery.utils.functional import _regen
 from kombu.exceptions import OperationalError

@@ -40,8 +40,7 @@ from psycopg import sql
 
 from laneway.engines.postgres.pipeline import forget
 from laneway.engines.shared import forking
-from laneway.engines.sql import listeners
-from laneway.engines.sql import wakeup as sql_wakeup
+from laneway.engines.sql import listeners, wakeup as sql_wakeup
 from laneway.engines.sql.listeners import StoreArrivalListener, StoreResultListener
 from laneway.engines.sql.wakeup import LOOK_AGAIN
 

@@ -32,16 +32,16 @@ from laneway.engines.shared.naming import lane_name
 from laneway.engines.sql import (
     forwarding,
     housekeeping,
+    leases as leases_,
     leasing,
     purging,
     putting,
     recent_counts,
     results,
     settling,
+    tiers as tier_changes,
     views,
 )
-from laneway.engines.sql import leases as leases_
-from laneway.engines.sql import tiers as tier_changes
 from laneway.engines.sql.inbox import Inbox
 from laneway.engines.sql.lane_cache import LaneCache
 from laneway.engines.sql.rivalry import Rivalry

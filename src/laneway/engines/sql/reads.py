@@ -22,9 +22,7 @@ from laneway.engines.base import (
     TopicStats,
 )
 from laneway.engines.sharded.splitting import group
-from laneway.engines.shared import gates
-from laneway.engines.shared import listing as shared_listing
-from laneway.engines.shared import views as shared
+from laneway.engines.shared import gates, listing as shared_listing, views as shared
 from laneway.engines.shared.listing import Candidate
 from laneway.engines.shared.tallies import together
 from laneway.engines.sql import explaining, listing, views

@@ -29,11 +29,9 @@ from laneway.engines.sharded.namespace import (
     ShardedNamespace,
 )
 from laneway.engines.sharded.splitting import Numbers
-from laneway.engines.shared import gates
-from laneway.engines.shared import views as shared
+from laneway.engines.shared import gates, views as shared
 from laneway.engines.shared.naming import parse_generated_id
-from laneway.engines.sql import policies
-from laneway.engines.sql import tiers as tier_changes
+from laneway.engines.sql import policies, tiers as tier_changes
 from laneway.engines.sql.rows import to_sorted_json
 from laneway.engines.sql.shard_store import OtherVersion, ShardStore
 from laneway.engines.sql.statements import GRANT

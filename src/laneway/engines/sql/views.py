@@ -16,8 +16,7 @@ from laneway.engines.base import (
     TopicStats,
 )
 from laneway.engines.sharded.splitting import pages
-from laneway.engines.shared import adaptive, size_classes
-from laneway.engines.shared import views as shared
+from laneway.engines.shared import adaptive, size_classes, views as shared
 from laneway.engines.shared.adaptive import Share
 from laneway.engines.shared.naming import BUCKET, lane_name, parse_generated_id
 from laneway.engines.shared.states import (

@@ -44,8 +44,7 @@ import msgspec
 from laneway.engines.base import ArrivalListener, ResultListener
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.replaced_files import is_settled
-from laneway.engines.sql import listeners
-from laneway.engines.sql import wakeup as sql_wakeup
+from laneway.engines.sql import listeners, wakeup as sql_wakeup
 from laneway.engines.sql.listeners import StoreArrivalListener, StoreResultListener
 from laneway.engines.sql.wakeup import LOOK_AGAIN, SENT_LEASE_SECONDS
 from laneway.message import Batch, Lease

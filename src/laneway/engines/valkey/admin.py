@@ -37,8 +37,7 @@ from laneway.engines.base import (
 )
 from laneway.engines.sharded.admin import PAGE, DeadAction, ShardedAdmin
 from laneway.engines.sharded.splitting import group, pages
-from laneway.engines.shared import gates
-from laneway.engines.shared import views as shared
+from laneway.engines.shared import gates, views as shared
 from laneway.engines.shared.explaining import absent
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import nobody_follows

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from laneway.engines.base import LaneRate, TopicStats
-from laneway.engines.shared import listing, size_classes
-from laneway.engines.shared import views as shared_views
+from laneway.engines.shared import listing, size_classes, views as shared_views
 from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.recent import KINDS, rate_of

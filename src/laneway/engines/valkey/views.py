@@ -18,16 +18,13 @@ from laneway.engines.base import (
     TopicStats,
     WaitCounts,
 )
-from laneway.engines.shared import adaptive
-from laneway.engines.shared import gates as shared_gates
-from laneway.engines.shared import views as shared
+from laneway.engines.shared import adaptive, gates as shared_gates, views as shared
 from laneway.engines.shared.adaptive import Share
 from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
 from laneway.engines.shared.states import (
     DEAD,
 )
-from laneway.engines.shared.tallies import WAIT_CLASSES
-from laneway.engines.shared.tallies import together as added_up
+from laneway.engines.shared.tallies import WAIT_CLASSES, together as added_up
 from laneway.engines.shared.views import COUNTED
 from laneway.engines.valkey import record_formats
 from laneway.engines.valkey.namespace import Namespace

@@ -8,8 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from laneway import arguments, codec, subscriptions, units
-from laneway.delivery import check_subscriptions
-from laneway.delivery import priorities as priorities_of
+from laneway.delivery import check_subscriptions, priorities as priorities_of
 from laneway.engines.base import FullEngine
 from laneway.errors import BacklogFull, BadMessage, UsageError
 from laneway.gateway import receipts

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from laneway.codec import MAX_PRIORITY as MOST
-from laneway.codec import MIN_PRIORITY as LEAST
+from laneway.codec import MAX_PRIORITY as MOST, MIN_PRIORITY as LEAST
 from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
 
