@@ -274,11 +274,6 @@ class Request:
         """Whether the body was sent as MessagePack."""
         return self._sent_type() in MSGPACK_TYPES
 
-    @property
-    def is_json(self) -> bool:
-        """Whether the body was sent as JSON."""
-        return self._sent_type() in JSON_TYPES
-
     def _sent_type(self) -> str:
         if self._media_type is None:
             sent = self.header(b"content-type") or ""

@@ -36,15 +36,12 @@ if TYPE_CHECKING:
 
         def first_vt(self, number: int) -> int:
             """Before it no lane of a tier queue, or of a group, is runnable."""
-            ...
 
         def begins_at(self, number: int, vt: int) -> None:
             """The first of them has this virtual time."""
-            ...
 
         def has_turn(self, lane: Lane) -> None:
             """It has a position at a gate."""
-            ...
 
 
 _PLACED = len(PLACING)

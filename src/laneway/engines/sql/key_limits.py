@@ -43,23 +43,18 @@ if TYPE_CHECKING:
 
         def policy_of(self, lane: Lane) -> Resolved:
             """The policy of a lane."""
-            ...
 
         def load_numbers(self, numbers: Iterable[int]) -> None:
             """Read lanes by number."""
-            ...
 
         def touch(self, lane: Lane) -> None:
             """The lane was changed."""
-            ...
 
         def expect_ready(self, lane: Lane, row: Row) -> None:
             """The message becomes ready."""
-            ...
 
         def place(self, lane: Lane) -> None:
             """Determine the lane's place."""
-            ...
 
 
 PAGE = 250

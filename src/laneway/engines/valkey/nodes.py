@@ -29,11 +29,9 @@ class Nodes(Protocol):
 
     def pool(self, key: str) -> ConnectionPool:
         """The connections to the node that has the key; "": to any master."""
-        ...
 
     def refresh(self, error: Exception) -> None:
         """A call failed: the key may have moved to another node."""
-        ...
 
     def close(self) -> None: ...
 

@@ -85,23 +85,19 @@ class Server(Protocol):
     @property
     def name(self) -> str:
         """The server's name in errors."""
-        ...
 
     @property
     def address(self) -> Address:
         """The URL, taken apart."""
-        ...
 
     @property
     def durability(self) -> str: ...
 
     def ask(self, *command: Any) -> Any:
         """Send one command about the server to a master."""
-        ...
 
     def info(self) -> dict[str, str]:
         """The fields of a master's INFO."""
-        ...
 
 
 class Facts(msgspec.Struct):
