@@ -43,6 +43,23 @@ def test_the_largest_backlog_is_named_whatever_else_is_wrong(tmp_path: Path) -> 
         assert "of the backlog" in words
 
 
+def test_causes_that_are_not_shown_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five are shown, and the state in words counts all problems."""
+
+    def rule(name: str) -> list[standing_out.Sentence]:
+        return [standing_out.Sentence(f"{name}-{n}", "is sick", "/", "bad") for n in range(4)]
+
+    monkeypatch.setattr(standing_out, "RULES", (lambda _: rule("a"), lambda _: rule("b")))
+    with Laneway(f"sqlite:///{tmp_path}/store.db") as app, running(app) as browser:
+        app.publish("a", 1)
+        page = browser.get("/")
+        assert page.text.count('<li class="bad">') == 5
+        assert "8 problems." in page.words
+        assert "3 more, less urgent" in page.words
+
+
 def test_topics_that_wait_for_their_rates_need_a_worker_too(tmp_path: Path) -> None:
     with Laneway(f"sqlite:///{tmp_path}/store.db") as app, running(app) as browser:
         app.policy("slow", rate="1/h")

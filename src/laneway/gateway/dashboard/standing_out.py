@@ -1,4 +1,4 @@
-"""What stands out: a state in words, and at most five causes, made by rules, each with a link."""
+"""What stands out: a state in words, and causes, made by rules, each with a link."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from laneway.subscriptions import is_copy
 from laneway.units import SECOND, counted
 
 MOST = 5
+"""Sentences of a rule, and those that the page shows; the others are counted."""
+
 LARGE_PART = 0.5
 """A topic with this part of the backlog is named."""
 
@@ -75,7 +77,7 @@ def sentences(view: View) -> list[Sentence]:
     for _, _, each in found:  # what is about one topic is one sentence
         first = merged.get(each.about)
         merged[each.about] = each if first is None else first.with_more(each)
-    return list(merged.values())[:MOST]
+    return list(merged.values())
 
 
 def health(view: View, found: list[Sentence]) -> tuple[str, str]:

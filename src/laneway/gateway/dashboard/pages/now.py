@@ -9,7 +9,7 @@ from laneway.gateway.dashboard import charts
 from laneway.gateway.dashboard.charts import Window
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import NowQuery
-from laneway.gateway.dashboard.standing_out import FAILING_PART, health, sentences
+from laneway.gateway.dashboard.standing_out import FAILING_PART, MOST, health, sentences
 from laneway.gateway.dashboard.view import View
 from laneway.history.figures import History
 from laneway.tiers import Tiers
@@ -53,7 +53,8 @@ def build(view: View) -> dict[str, Any]:
             {f"{each.facts.program} {each.facts.version or ''}" for each in workers}
         ),
         "dead_workers": sum(each.state == "dead" for each in workers),
-        "sentences": found,
+        "sentences": found[:MOST],
+        "unshown": len(found[MOST:]),
         "health": health(view, found),
     }
 
