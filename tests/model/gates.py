@@ -89,6 +89,23 @@ class Gates:
                 return False
         return gate.concurrency is None or gate.concurrency - gate.leased >= 2
 
+    def _has_spare_for(self, name: str) -> bool:
+        """
+        Whether a lane that comes to the gate is runnable: it has more spare than the lanes before
+        it use up. A million that arrive while it has would be looked at one by one when it is full.
+        """
+        claimed = self.gates[name].claimed
+        return self._has_spare(name) and (not claimed or self._free(name) >= claimed + 2)
+
+    def _free(self, name: str) -> int:
+        """How many deliveries it admits, as far as nothing is held."""
+        gate, limits = self.gates[name], self.gates[name].limits
+        free = 1 << 30 if gate.concurrency is None else gate.concurrency - gate.leased
+        if limits.rate is None:
+            return free
+        clock = (gate.tat, self.now, limits.rate, limits.effective_burst)
+        return min(free, fairness.permits(*clock))
+
     def _gates_room(self, lane: Lane, names: Sequence[str]) -> int:
         """How many deliveries of the lane all of these gates admit now."""
         return min((self._gate_room(name, lane) for name in names), default=1 << 30)
@@ -247,7 +264,7 @@ class Gates:
     def _choose_gate(self, lane: Lane) -> str:
         """Where a lane waits at first: at a gate that is shut, else at one that has no spare."""
         shut = (name for name in lane.gates if not self._gate_room(name, lane))
-        tight = (name for name in lane.gates if not self._has_spare(name))
+        tight = (name for name in lane.gates if not self._has_spare_for(name))
         return next(shut, None) or next(tight, lane.gates[0])
 
     def _move_to_gate(self, call: Call, lane: Lane, blocked: Sequence[str], cost: int) -> None:
@@ -339,6 +356,7 @@ class Gates:
         for name in names:
             gate, taken = self.gates[name], len(costs)
             gate.leased += taken
+            gate.claimed = max(gate.claimed - 1, 0)
             if gate.holder == lane.number and max(costs) >= gate.need:
                 gate.holder = gate.need = gate.held_until = 0
             if gate.limits.rate is not None:

@@ -401,7 +401,11 @@ class Lanes(Gates):
         gates = self._gates_of(lane, policy)
         if gates and lane.place in CAN_DELIVER and not was_visited:
             return lane.place, None
-        return ("runnable", None) if all(map(self._has_spare, gates)) else ("at_gate", None)
+        if not all(map(self._has_spare_for, gates)):
+            return "at_gate", None
+        for name in gates:
+            self.gates[name].claimed += 1
+        return "runnable", None
 
     def _forgotten_at(self, lane: Lane, policy: Resolved) -> int:
         linger = LINGER_US[self._fair_by(lane.tier_queue)]

@@ -217,6 +217,7 @@ class GateState:
     need: int = 0  # the permits that are held
     held_until: int = 0
     owes: int = 1  # the cost of its last delivery
+    claimed: int = 0  # lanes that are runnable because it has spare, about
     flow: Flow | None = None  # of a topic whose partitions share a concurrency that adapts
 
     @property

@@ -113,23 +113,27 @@ def room(
     return max(admitted, 0)
 
 
-def has_spare(limits: Gate, tat: int, leased: int, now_us: int, owes: int = 0) -> bool:
+def has_spare(
+    limits: Gate, tat: int, leased: int, now_us: int, owes: int = 0, claimed: int = 0
+) -> bool:
     """
     Whether the gate is in use and decides nothing now: it admits two deliveries, or its permits
     would be lost.
 
     Then its lanes are served in the order of their tier, as if they had no gate. In the order of
     the gate, one that its tier serves later would keep those behind it waiting, although the gate
-    has enough for all of them. Lanes of a gate that nobody uses wait at it: a million of them that
-    arrive while no worker runs would have to be looked at, one by one, when it is used up.
+    has enough for all of them. `claimed`: how many of such lanes came before, about. A million that
+    arrive while it has spare, or while nobody uses it, wait at it: they would have to be looked at,
+    one by one, when it is used up.
     """
     if not leased and tat < (now_us - IN_USE_US) * fairness.TICKS:
         return False
-    if limits.rate is not None and not fairness.recovered(tat, now_us):
+    least = 2 + claimed
+    if limits.rate is not None and (claimed or not fairness.recovered(tat, now_us)):
         tat, burst = rebase(limits, tat, now_us, owes), limits.effective_burst
-        if fairness.permits(tat, now_us, limits.rate, burst) < 2:
+        if fairness.permits(tat, now_us, limits.rate, burst) < least:
             return False
-    return limits.concurrency is None or limits.concurrency - leased >= 2
+    return limits.concurrency is None or limits.concurrency - leased >= least
 
 
 def keeps_up(limits: Gate, kept: int, owes: int) -> bool:

@@ -94,7 +94,7 @@ def arrive(tx: Transaction, lane: Lane, key: str) -> None:
     states = tx.gates_in(key)
     lane.gates = key if len(states) > 1 else None
     shut = (state for state in states if not state.room(tx.now, lane.lane))
-    tight = (state for state in states if not state.has_spare(tx.now))
+    tight = (state for state in states if not state.has_spare(tx.now, state.claimed))
     wait_at(tx, lane, next(shut, None) or next(tight, states[0]))
 
 

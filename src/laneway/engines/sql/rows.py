@@ -462,6 +462,7 @@ class GateState(msgspec.Struct, gc=False):
     `turn`: the virtual time there of the entry that was served last. `mean`: of the time between a
     lease and its end. `holder`, `need`, `held_until`: see `room`. `owes`: the cost of its last
     delivery, if above 1. `waiting`: how many lanes at gates go through it.
+    `claimed`: see `gates.has_spare`.
     `granted`: this store's part of the gate, where the namespace has several. `whole`: the
     limits of the gate, `limits`: those of this store, and `here` these without what adapts. `flow`:
     of a topic whose concurrency adapts, from its first delivery on.
@@ -485,6 +486,7 @@ class GateState(msgspec.Struct, gc=False):
     mean: int = 0
     holder: int = 0
     waiting: int = 0
+    claimed: int = 0
     granted: str | None = None
     has_new_grant: bool = False
     whole: Gate = Gate()
@@ -553,14 +555,14 @@ class GateState(msgspec.Struct, gc=False):
             self.limits, self.tat, self.leased, now, self.owes, kept, is_holder=is_holder
         )
 
-    def has_spare(self, now: int) -> bool:
+    def has_spare(self, now: int, claimed: int = 0) -> bool:
         """
         Whether it decides nothing now, see `gates.has_spare`. Grants move to the stores where lanes
         wait at a gate, and what the partitions of a topic share is theirs alone: both decide.
         """
         if self.granted is not None or now < self.held_until or self.name.startswith(TOPIC):
             return False
-        return gates.has_spare(self.limits, self.tat, self.leased, now, self.owes)
+        return gates.has_spare(self.limits, self.tat, self.leased, now, self.owes, claimed)
 
     @property
     def debt(self) -> gates.Debt:
@@ -650,6 +652,7 @@ class GateState(msgspec.Struct, gc=False):
         So many deliveries of a lane go through it; they use so many permits, one of them `largest`.
         """
         self.leased += taken
+        self.claimed = max(0, self.claimed - 1)
         if self.here.left is not None:
             self._use_turn(taken, self.here.left)
         self.tat = gates.take(self.limits, self.tat, permits, now, self.owes)

@@ -8,6 +8,7 @@ no third kind (`_quick_deaths`); others are settled one by one (`_Settling`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -367,8 +368,11 @@ def _delete_messages(tx: Transaction, mids: list[int]) -> None:
 
 
 def _place(tx: Transaction, lanes: Iterable[Lane]) -> None:
-    """Place lanes that have fewer leases now; most keep their place, and are only written."""
-    for lane in lanes:
+    """
+    Place lanes that have fewer leases now; most keep their place, and are only written. In the
+    order of their numbers, because the first ones may use up what gates have to spare.
+    """
+    for lane in sorted(lanes, key=attrgetter("lane")):
         if (
             lane.place in (FULL, ASLEEP, AT_GATE)
             or lane.back_off_step

@@ -955,7 +955,12 @@ class Transaction(Statements):
         if lane.place in (RUNNABLE, AT_GATE) and not was_visited:
             return lane.place, None
         states = self.gates_in(self.gate_of(lane, policy))
-        return (RUNNABLE if all(state.has_spare(now) for state in states) else AT_GATE), None
+        if not all(state.has_spare(now, state.claimed) for state in states):
+            return AT_GATE, None
+        for state in states:
+            state.claimed += 1
+            self.touch_gate(state)
+        return RUNNABLE, None
 
     def _is_held(self, lane: Lane, policy: Resolved, place: int) -> bool:
         """Whether a rate may hold the lane back at its new place: its own, or its topic's."""
@@ -1185,6 +1190,7 @@ class Transaction(Statements):
                 gate.mean,
                 gate.holder,
                 gate.waiting,
+                gate.claimed,
             )
             self.shard.expect_wake(gate.wake)
         self._dirty_gates.clear()

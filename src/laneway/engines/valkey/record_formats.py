@@ -877,6 +877,7 @@ class GateRecord(msgspec.Struct, array_like=True):
     mean: int = 0
     holder: int = 0
     holder_name: str = ""
+    claimed: int = 0
     listed: Any = None
 
     @property

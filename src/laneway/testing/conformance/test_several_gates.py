@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from laneway.errors import BadPolicy
+from laneway.message import Draft
 from laneway.policy import MAX_GATES, Gate
 from laneway.testing.conformance.test_combined_limits import a_gate
 from laneway.testing.engine_driver import EngineDriver
@@ -196,3 +197,20 @@ def test_a_gate_with_spare_decides_nothing(
         seen[lease.topic] += 1
         driver.settle([lease])
     assert abs(seen["other"] - 100) <= 10, seen
+
+
+def test_many_arrivals_at_a_gate_with_spare_hold_up_nobody(driver: EngineDriver) -> None:
+    """
+    Topics arrive at a gate that has spare, far more than it admits. One lease fills it, and still
+    comes to a topic without a gate: it does not visit all of them first.
+    """
+    a_gate(driver, "g", concurrency=4)
+    driver.policy("limited.*", gate="g")
+    driver.put("limited.first", "x")
+    assert len(driver.lease(1)) == 1
+    for first in range(0, 2_000, 500):
+        driver.engine.put(
+            [Draft(f"limited.{n}", b"x") for n in range(first, first + 500)], now_us=driver.now
+        )
+    driver.put("free", "x")
+    assert "free" in [lease.topic for lease in driver.lease(50)]

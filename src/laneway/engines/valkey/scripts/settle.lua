@@ -68,6 +68,10 @@ for place = 1, #words do
         unlike[#unlike + 1], unlike[#unlike + 2] = ack_at[place], word
     end
 end
+-- in a fixed order, because the first ones may use up what gates have to spare
+table.sort(ended, function(one, other)
+    return one.number < other.number
+end)
 for n = 1, #ended do
     lanes.place(ended[n])
 end

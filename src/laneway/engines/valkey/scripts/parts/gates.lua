@@ -11,7 +11,8 @@
 -- `turn`: the virtual time there of the entry that was served last; `mean`: the moving mean of the
 -- time between a lease and its end, 0: unknown. `holder`, `holder_name`: the number and name of the
 -- lane for which `need` permits, or a slot, are held until `held_until`; `owes`: the cost of the
--- last delivery, 0 if it was 1. `listed`: by tier queue, the group in whose heads it is.
+-- last delivery, 0 if it was 1. `claimed`: about how many lanes are runnable because the gate has
+-- spare. `listed`: by tier queue, the group in whose heads it is.
 --
 -- `grant`: this shard's part of the gate, if there are several shards; the sum of all grants never
 -- exceeds the gate's limits.
@@ -69,13 +70,13 @@ local gates = part(function(gates)
                 return nil
             end
             local code, operator, tat, leased, is_open, wake, grant, need, held_until, owes, flow,
-                turn, mean, holder, holder_name, listed = values_of(stored)
+                turn, mean, holder, holder_name, claimed, listed = values_of(stored)
             gate = { name = name, code = code, operator = operator, tat = tat, leased = leased,
                 is_open = is_open, wake = wake, grant = grant, need = need,
                 held_until = held_until, owes = owes,
                 flow = flow and adaptive.decode(flow) or false,
                 turn = turn, mean = mean, holder = holder, holder_name = holder_name,
-                listed = listed or {}, is_held_again = false }
+                claimed = claimed, listed = listed or {}, is_held_again = false }
             limits_of(gate)
             known[name] = gate
         end
@@ -92,8 +93,8 @@ local gates = part(function(gates)
         if not gate then
             gate = { name = name, code = false, operator = false, tat = 0, leased = 0, is_open =
                 true, wake = 0, grant = false, need = 0, held_until = 0, owes = 0, flow = false,
-                turn = 0, mean = 0, holder = 0, holder_name = '', listed = {},
-                is_held_again = false }
+                turn = 0, mean = 0, holder = 0, holder_name = '', claimed = 0,
+                listed = {}, is_held_again = false }
             known[name], by_key = gate, {}
             if shard.shards > 1 and string.byte(name) ~= 28 then
                 gate.grant = { false, false, 0 } -- until it gets one
@@ -304,26 +305,30 @@ local gates = part(function(gates)
 
     -- Whether the gate (false: not defined) is in use and decides nothing now, as in Python.
     -- Grants move to shards where lanes wait, and what the partitions of a topic share is theirs.
-    function gates.has_spare(gate)
+    function gates.has_spare(gate, claimed)
         if not gate or gate.grant or shard.now < gate.held_until or byte(gate.name) == 28 then
             return false
         end
         if gate.leased == 0 and gate.tat < (shard.now - IN_USE) * TICKS then
             return false
         end
-        if gate.rate and not fairness.recovered(gate.tat, shard.now)
-            and fairness.permits(tat_of(gate), shard.now, gate.step, gate.depth) < 2 then
+        local least = 2 + claimed
+        if gate.rate and (claimed > 0 or not fairness.recovered(gate.tat, shard.now))
+            and fairness.permits(tat_of(gate), shard.now, gate.step, gate.depth) < least then
             return false
         end
-        return not gate.concurrency or gate.concurrency - gate.leased >= 2
+        return not gate.concurrency or gate.concurrency - gate.leased >= least
     end
 
-    -- Whether all gates of a key decide nothing now.
-    function gates.have_spare(name)
+    -- Whether a lane that comes to the gates of a key is runnable: all have spare for it.
+    function gates.claim(name)
         for _, gate in ipairs(of_key(name)) do
-            if not gates.has_spare(gate) then
+            if not gates.has_spare(gate, gate and gate.claimed) then
                 return false
             end
+        end
+        for _, gate in ipairs(of_key(name)) do
+            gate.claimed, changed[gate] = gate.claimed + 1, true
         end
         return true
     end
@@ -421,6 +426,7 @@ local gates = part(function(gates)
     -- `largest`: the most that one uses.
     function gates.take(gate, lane, taken, permits, largest)
         gate.leased = gate.leased + taken
+        gate.claimed = max(0, gate.claimed - 1)
         if gate.grant and gate.grant[10] then
             gate.grant[10] = max(0, gate.grant[10] - taken)
         end
@@ -638,7 +644,7 @@ local gates = part(function(gates)
         call('HSET', keys.gates, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased,
             gate.is_open, gate.wake, gate.grant, gate.need, gate.held_until, gate.owes,
             gate.flow and adaptive.encode(gate.flow), gate.turn, gate.mean, gate.holder,
-            gate.holder_name, next(gate.listed) ~= nil and gate.listed))
+            gate.holder_name, gate.claimed, next(gate.listed) ~= nil and gate.listed))
     end
 
     -- Housekeeping: open the gates whose next permit has come, or whose hold has ended.

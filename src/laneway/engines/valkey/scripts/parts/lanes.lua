@@ -623,7 +623,7 @@ lanes = part(function(lanes)
         if gate and not was_visited and (lane.place == RUNNABLE or lane.place == AT_GATE) then
             return lane.place, 0
         end
-        return gate and not gates.have_spare(gate) and AT_GATE or RUNNABLE, 0
+        return gate and not gates.claim(gate) and AT_GATE or RUNNABLE, 0
     end
 
     local function can_deliver_at(place)

@@ -1036,7 +1036,7 @@ local serving = part(function(serving)
             local room = gates.room_of(gate, lane)
             if not gate then -- the store lost it
                 return 0
-            elseif room == 0 or (in_order and gate.name ~= here and not gates.has_spare(gate)
+            elseif room == 0 or (in_order and gate.name ~= here and not gates.has_spare(gate, 0)
                 and not is_turn(lane, gate)) then
                 blocked = blocked or {}
                 blocked[#blocked + 1] = gate

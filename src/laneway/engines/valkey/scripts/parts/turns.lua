@@ -191,7 +191,8 @@ local turns = part(function(turns)
         for _, gate in ipairs(gates.of_key(key_of_gates)) do
             if gate then -- else the store lost it
                 first, is_there = first or gate.name, is_there or gate.name == found.waits
-                tight = tight or (not gates.has_spare(gate) and gate.name or nil)
+                tight = tight or (not gates.has_spare(gate, gate.claimed) and gate.name
+                    or nil)
             end
         end
         first = tight or first
