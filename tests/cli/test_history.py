@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from laneway.cli.history import outlook
+from laneway.history.figures import History, WaitingTimes
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Command
 
@@ -33,6 +36,13 @@ def test_tables_and_json_have_the_same_figures(filled: Command) -> None:
     assert found["waiting"] == 50
     assert sum(row["published"] for row in found["rows"]) == 50
     assert found["alarms"] == []
+
+
+def test_a_backlog_that_stays_the_same_does_not_grow() -> None:
+    """Nothing "grows by 0.0/s"."""
+    none = WaitingTimes([], [0])
+    same = History(now=0, step=10, rows=[], parts=[], waiting=5, noisy=none, others=none)
+    assert outlook(same)[1] == "has not fallen in the last minute, so it does not drain"
 
 
 def test_the_exit_code_says_that_an_alarm_is_active(filled: Command) -> None:

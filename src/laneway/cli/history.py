@@ -116,6 +116,8 @@ def outlook(found: History) -> list[str]:
         else f"drained in {duration(found.drain_seconds)}"
         if found.drain_seconds is not None
         else f"has grown by {found.growth:,.1f}/s in the last minute, so it does not drain"
+        if found.growth > 0
+        else "has not fallen in the last minute, so it does not drain"
     )
     full = ""
     if found.max_backlog is not None:
