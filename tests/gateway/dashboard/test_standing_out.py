@@ -21,9 +21,11 @@ from laneway.message import Settlement
 from laneway.producing import refused
 from laneway.push import events, table
 from laneway.push.secret_store import KEY_VARIABLE, new_key
+from laneway.testing.servers import until
 from laneway.units import SECOND
 from tests.conformance import postgres_setups, valkey_setups
 from tests.gateway.dashboard.conftest import beat, running
+from tests.tasks.conftest import working
 
 
 def test_the_largest_backlog_is_named_whatever_else_is_wrong(tmp_path: Path) -> None:
@@ -58,6 +60,22 @@ def test_causes_that_are_not_shown_are_counted(
         assert page.text.count('<li class="bad">') == 5
         assert "8 problems." in page.words
         assert "3 more, less urgent" in page.words
+
+
+def test_messages_that_were_returned_without_a_handler_stand_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are delayed until they are delivered again; what is delayed by its publisher is not."""
+    monkeypatch.setattr(standing_out, "UNSERVED_SECONDS", 3600.0)
+    with Laneway(f"sqlite:///{tmp_path}/store.db") as app, running(app) as browser:
+        app.handler("push.*")(lambda _: None)
+        app.publish("psuh.acme", 1)
+        app.publish("later.acme", 1, delay="1h")
+        with working(app):
+            until(lambda: app.topic("psuh.acme").stats().delayed, "it is returned")
+            until(app.workers, "the worker is listed")
+            words = browser.get("/").words
+        assert "psuh.acme has messages that no worker handles" in words
 
 
 def test_topics_that_wait_for_their_rates_need_a_worker_too(tmp_path: Path) -> None:

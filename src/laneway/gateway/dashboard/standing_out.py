@@ -197,15 +197,19 @@ def _endpoints(view: View) -> Iterator[Sentence]:
 def _unhandled(view: View) -> Iterator[Sentence]:
     """Topics whose messages no running worker handles, although one serves their pool."""
     now_us, coverage = view.reader.now_us(), view.reader.coverage()
+    oldest = view.reader.topics("age", ("*",), OLDEST_TOPICS)
+    waiting = {stats.topic: stats for stats in (*oldest, *view.reader.largest())}
     found = [
         stats
-        for stats in view.reader.topics("age", ("*",), OLDEST_TOPICS)
-        if stats.ready
-        and stats.oldest_us is not None
-        and now_us - stats.oldest_us >= UNSERVED_SECONDS * SECOND
-        and coverage.serves_pool(stats.pool)
+        for stats in waiting.values()
+        if coverage.serves_pool(stats.pool)
         and not coverage.serves_topic(stats.pool, stats.topic)
         and not is_copy(stats.topic)
+        and (
+            now_us - stats.oldest_us >= UNSERVED_SECONDS * SECOND
+            if stats.ready and stats.oldest_us is not None
+            else _was_returned(view, stats)
+        )
     ]
     if found:
         yield Sentence(
@@ -215,6 +219,12 @@ def _unhandled(view: View) -> Iterator[Sentence]:
             "bad",
             found[0].oldest_us,
         )
+
+
+def _was_returned(view: View, stats: TopicStats) -> bool:
+    """Whether the next message is delayed because a worker that leased it had no handler for it."""
+    delayed = view.engine.topic_peek(stats.topic, limit=1, state="delayed") if stats.delayed else []
+    return any("unhandled" in view.engine.explain(it.id, stats.topic).causes for it in delayed)
 
 
 def _dead_letters(view: View) -> Iterator[Sentence]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, get_args
 
 import msgspec
@@ -60,7 +61,12 @@ def build(view: View) -> dict[str, Any]:
         "why": why(stats, now_us),
         "judged": judged([(each.result == "acked", _seconds(each)) for each in last.attempts]),
         "last": last.attempts[0] if last.attempts else None,
-        "times": [round(each.at, 3) for each in by_time],
+        "times": [
+            round(at, 3)  # those of one batch of the log have the same
+            for at in accumulate(
+                (each.at for each in by_time), lambda before, at: max(before + 0.001, at)
+            )
+        ],
         "took": [_seconds(each) for each in by_time],
         "settings": [
             (name, words.span(value) if name in SECONDS else words.setting(name, value))
