@@ -82,11 +82,11 @@ def test_a_shard_that_another_process_changed_is_visited() -> None:
 
 def test_shards_are_compared_from_time_to_time() -> None:
     visits, clock = all_empty()
-    assert visits.is_check_due()
+    assert visits.is_check_due("p")
     visits.changed("p", 10, [1_000] * 3)
-    assert not visits.is_check_due()
+    assert not visits.is_check_due("p")
     clock.now += CHECK_EVERY
-    assert visits.is_check_due()
+    assert visits.is_check_due("p")
 
 
 def test_a_shard_is_visited_at_its_wake_time() -> None:
@@ -118,14 +118,29 @@ def test_messages_that_could_not_start_are_leased_when_they_can() -> None:
 def test_own_shards_come_first() -> None:
     """And the others where they have nothing; one lease of ten visits the others first."""
     visits = Visits(4, 0)
-    assert visits.own_first("p", [0, 1, 2, 3]) == ([0, 1, 2, 3], [])
+    assert visits.first("p", [0, 1, 2, 3], ()) == ([0, 1, 2, 3], [])
     visits.prefer("p", [1, 3])
     assert visits.own("p") == {1, 3}
-    orders = [visits.own_first("p", [2, 3, 0, 1]) for _ in range(2 * OTHERS_EVERY)]
+    orders = [visits.first("p", [2, 3, 0, 1], ()) for _ in range(2 * OTHERS_EVERY)]
     assert orders.count(([3, 1], [2, 0])) == 2 * OTHERS_EVERY - 2
     assert orders.count(([2, 0, 3, 1], [])) == 2
-    assert visits.own_first("p", [0, 2]) == ([0, 2], [])
-    assert visits.own_first("other", [0, 1]) == ([0, 1], [])
+    assert visits.first("p", [0, 2], ()) == ([0, 2], [])
+    assert visits.first("other", [0, 1], ()) == ([0, 1], [])
     for shards in (range(0), range(4)):
         visits.prefer("p", shards)
-        assert visits.own_first("p", [0, 1]) == ([0, 1], [])
+        assert visits.first("p", [0, 1], ()) == ([0, 1], [])
+
+
+def test_an_idle_pool_visits_the_shard_that_notified_it_first() -> None:
+    """Its message does not wait for visits of the others, or for their times."""
+    visits = Visits(4, 0)
+    visits.prefer("p", [3])
+    shards = [2, 0, 1, 3]
+    visits.end("p", is_idle=True)
+    assert visits.first("p", shards, {2}) == ([2], [0, 1, 3])
+    assert visits.first("p", shards, ()) == ([3], [2, 0, 1])
+    assert not visits.is_check_due("p")
+    assert visits.first("other", shards, {2}) == (shards, [])
+    visits.end("p", is_idle=False)
+    assert visits.first("p", shards, {2}) == ([3], [2, 0, 1]), "a busy pool visits as before"
+    assert visits.is_check_due("p")

@@ -16,6 +16,7 @@ the rows after its commit. So a message is either seen when the waiter looks, or
 the row. A notification says only that something may have changed, so one too many costs a look. One
 too few costs a waiter's next look: a second after it began to wait or was notified, then after
 longer and longer pauses, up to `LONGEST_PAUSE`. One waiter is notified of what is due before that.
+Choosing and notifying are one statement, so a publisher waits for one answer.
 A process whose connection breaks looks now, every second, and when it has another connection.
 A publisher sends its notification again through another connection; it opens one a second at most.
 
@@ -45,7 +46,7 @@ from laneway.engines.sql.listeners import StoreArrivalListener, StoreResultListe
 from laneway.engines.sql.wakeup import LOOK_AGAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener
     from laneway.engines.postgres.connecting import ServerConnection
@@ -84,6 +85,7 @@ class Wakeup(sql_wakeup.Wakeup):
     """`connect` opens a connection to the store; `schema`: its own."""
 
     waiting: list[StoreWorkListener]
+    names_shards = True
 
     def __init__(
         self,
@@ -122,20 +124,12 @@ class Wakeup(sql_wakeup.Wakeup):
 
     def notify(self, pool: str, *, has_arrivals: bool = False, shard: int = 0) -> None:
         self.changed.add(shard)
-        is_woken = self._wake_workers(pool)
-        rows = self._presence.others(pool)
-        text = f"{shard} {pool}"
-        self._presence.send((channel, f"w{text}") for channel, kind in rows if kind == SOME)
-        if is_woken:
-            return
-        if chosen := [channel for channel, kind in rows if kind == ALL]:
-            self._presence.send([(self._random.choice(chosen), f"w{text}")])
-        elif (
-            has_arrivals
-            and not self._wake_busy(pool)
-            and (chosen := [channel for channel, kind in rows if kind == BUSY])
-        ):
-            self._presence.send([(self._random.choice(chosen), f"b{text}")])
+        kinds = [] if self._wake_workers(pool) else [ALL]
+        if has_arrivals and kinds and all(each.pool != pool for each in list(self.busy)):
+            kinds.append(BUSY)
+        notified = self._presence.notify(pool, f"{shard} {pool}", SOME, kinds)
+        if has_arrivals and kinds and ALL not in notified:
+            self._wake_busy(pool)
 
     def _wake_workers(self, pool: str) -> bool:
         """
@@ -156,9 +150,9 @@ class Wakeup(sql_wakeup.Wakeup):
 
     def notify_results(self, ids: Sequence[str]) -> None:
         super().notify_results(ids)
-        channels = [channel for channel, kind in self._presence.others("") if kind == RESULTS]
-        if channels:
-            self._presence.send((each, text) for text in _pages(ids) for each in channels)
+        for page in _pages(ids):
+            if not self._presence.notify("", page, RESULTS, []):
+                return
 
     def _receive(self, text: str) -> None:
         """Another process has notified this one."""
@@ -175,7 +169,8 @@ class Wakeup(sql_wakeup.Wakeup):
         if kind == "b":
             self._wake_busy(pool)
         elif not self._wake_workers(pool) and not self._wake_busy(pool):
-            self._presence.forward(pool, f"w{rest}")
+            # Nobody waits here any more: notify a worker of another process.
+            self._presence.notify(pool, rest, "", [ALL, BUSY])
 
     # Waiting
 
@@ -397,20 +392,14 @@ class _Presence:
                 if self.is_notified:
                     self._run(_LEAVE, (self.channel, kind, pool))
 
-    def others(self, pool: str) -> list[tuple[str, str]]:
-        """Channel and kind of the listeners of other processes in a pool."""
+    def notify(self, pool: str, text: str, every: str, kinds: Sequence[str]) -> list[str]:
+        """
+        Notify all listeners of other processes of the kind `every`, and one of the first of `kinds`
+        that has any. Returns the kinds that were notified.
+        """
+        values = (pool, self.channel, DEAD_SECONDS, list(kinds), text, every)
         with self.lock:
-            return self._run(_OTHERS, (pool, self.channel, DEAD_SECONDS))
-
-    def send(self, notifications: Iterable[tuple[str, str]]) -> None:
-        for channel, text in notifications:
-            with self.lock:
-                self._run("SELECT pg_notify(%s, %s)", (channel, text))
-
-    def forward(self, pool: str, text: str) -> None:
-        """Nobody waits here any more: notify a worker of another process."""
-        channels = [channel for channel, kind in self.others(pool) if kind in (ALL, BUSY)]
-        self.send([(random.choice(channels), text)] if channels else [])
+            return [kind for kind, _ in self._run(_NOTIFY, values)]
 
     def _run(self, statement: str, values: Sequence[object]) -> list[Any]:
         while (connection := self._usable()) is not None:
@@ -536,13 +525,17 @@ class _Presence:
 _ENTER = """INSERT INTO {sleeper} (channel, kind, pool, beat) VALUES (%s, %s, %s, now())
     ON CONFLICT (channel, kind, pool) DO UPDATE SET beat = excluded.beat"""
 _LEAVE = "DELETE FROM {sleeper} WHERE channel = %s AND kind = %s AND pool = %s"
-_OTHERS = """SELECT channel, kind FROM {sleeper} WHERE pool = %s AND channel <> %s
-    AND beat > now() - make_interval(secs => %s)"""
+_NOTIFY = """WITH listening AS MATERIALIZED (
+        SELECT channel, kind FROM {sleeper} WHERE pool = %s AND channel <> %s
+            AND beat > now() - make_interval(secs => %s)),
+    one AS (SELECT * FROM listening WHERE kind = ANY(%s) ORDER BY kind, random() LIMIT 1)
+    SELECT kind, pg_notify(channel, CASE WHEN kind IN ('a', 's') THEN 'w' ELSE kind END || %s)
+    FROM (SELECT * FROM listening WHERE kind = %s UNION ALL SELECT * FROM one) AS notified"""
 _FORGET = "DELETE FROM {sleeper} WHERE beat < now() - make_interval(secs => %s)"
 
 
 def _pages(ids: Sequence[str]) -> list[str]:
-    """The texts of notifications of these ids; one that is too long for any is left out."""
+    """These ids in as few texts as fit; an id that is too long for any is left out."""
     pages, page = [], ""
     for each in ids:
         if len((page + each).encode()) >= MOST_BYTES:
@@ -550,7 +543,7 @@ def _pages(ids: Sequence[str]) -> list[str]:
             page = ""
         if len(each.encode()) < MOST_BYTES:
             page += f"\n{each}"
-    return [f"r{page[1:]}" for page in [*pages, page] if page]
+    return [page[1:] for page in [*pages, page] if page]
 
 
 _presences: forking.Locked[_Presence] = forking.Locked(lambda presence, _: presence.forget())

@@ -376,19 +376,21 @@ class ShardedQueue(ABC):
     def _lease_where_likely(self, request: LeaseRequest, whole: WholeBatch) -> None:
         """Visit the shards that may have something; all of these before the answer is empty."""
         visits, pool = self._visits, request.pool
-        likely = visits.likely(pool, whole.startable, self._take_notified())
-        first, others = visits.own_first(pool, likely)
+        notified = self._take_notified()
+        likely = visits.likely(pool, whole.startable, notified)
+        first, others = visits.first(pool, likely, notified)
         self._lease_from(first, request, whole, None)
         if whole.leases and others:
             whole.wakes.append(whole.now_us)  # the others may have more, for the next lease
         else:
             self._lease_from(others, request, whole, None)
-        if not whole.leases or (whole.room > 0 and visits.is_check_due()):
+        if not whole.leases or (whole.room > 0 and visits.is_check_due(pool)):
             changed = visits.changed(pool, whole.startable, self._changed_us())
             if whole.leases and (own := visits.own(pool)):
                 changed = [shard for shard in changed if shard in own]
             self._lease_from(changed, request, whole, None)
         whole.wakes += visits.wakes(pool)
+        visits.end(pool, is_idle=whole.room > 0 and whole.now_us not in whole.wakes)
 
     def _lease_from(
         self,

@@ -9,6 +9,9 @@ again after `VISIT_AGAIN` seconds, and at its wake time.
 
 A worker may prefer some shards, its own: it visits others when its own have nothing, and in one
 lease of `OTHERS_EVERY` in any case, so that no shard depends on one worker.
+
+A notification names a shard. If the last lease left nothing, this one visits only that shard, so
+its message does not wait for the visits of the others; the next lease makes them.
 """
 
 from __future__ import annotations
@@ -69,6 +72,8 @@ class Visits:
         self._own: dict[str, frozenset[int]] = {}
         """By pool: the shards that are preferred; none: no preference."""
         self._leases = 0
+        self._idle: set[str] = set()
+        """The pools whose last lease left nothing, as far as is known."""
 
     def prefer(self, pool: str, shards: Collection[int]) -> None:
         """Visit these shards first; all or none: no preference."""
@@ -98,12 +103,15 @@ class Visits:
         ]
         return likely or shards[:1]
 
-    def own_first(self, pool: str, shards: Sequence[int]) -> tuple[list[int], list[int]]:
+    def first(
+        self, pool: str, shards: Sequence[int], notified: Collection[int]
+    ) -> tuple[list[int], list[int]]:
         """
-        Which of these shards a lease visits first, and which if it finds nothing in those. One
-        lease in `OTHERS_EVERY` visits all, the others' first.
+        Which of these shards a lease visits first, and which if it finds nothing in those: those
+        that notified an idle pool, else the own ones. One lease in `OTHERS_EVERY` visits all, the
+        others' first.
         """
-        own = self._own.get(pool)
+        own = notified if notified and pool in self._idle else self._own.get(pool)
         if not own:
             return list(shards), []
         first = [shard for shard in shards if shard in own]
@@ -113,9 +121,9 @@ class Visits:
             return others + first, []
         return (first, others) if first else (others, [])
 
-    def is_check_due(self) -> bool:
+    def is_check_due(self, pool: str) -> bool:
         """Whether it is time to compare the shards' times."""
-        return self._clock() >= self._checked + CHECK_EVERY
+        return pool not in self._idle and self._clock() >= self._checked + CHECK_EVERY
 
     def changed(self, pool: str, startable: int, changed_us: Sequence[int]) -> list[int]:
         """The shards that may have something, by the times of their last changes."""
@@ -135,6 +143,10 @@ class Visits:
         return [each.wake_us for each in found if each.wake_us is not None]
 
     # What is found
+
+    def end(self, pool: str, *, is_idle: bool) -> None:
+        """A lease has ended. `is_idle`: it left nothing, as far as is known."""
+        (self._idle.add if is_idle else self._idle.discard)(pool)
 
     def note(self, pool: str, shard: int, batch: Batch, room: int, startable: int) -> None:
         """A lease of `room` messages visited the shard."""

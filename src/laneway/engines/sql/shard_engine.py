@@ -73,7 +73,6 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
     capabilities: Capabilities
 
     def __init__(self, url: str, settings: Settings, space: ShardsOfNamespace) -> None:
-        self._notified: set[int] = set()
         self._space = space
         super().__init__(space, settings)
         self._numbers = ShardNumbers(space.shards)
@@ -252,13 +251,13 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
         for shard in dict.fromkeys((*changed, *range(self._space.shards))):
             soon = self._space.stores[shard].has_work(pool, topics)
             if soon <= 0:
-                self._notified.add(shard)
+                self._wakeup.changed.add(shard)
                 return 0.0
             soonest = min(soonest, soon)
         return soonest
 
     def _take_notified(self) -> set[int]:
-        notified, self._notified = self._notified, set()
+        notified, self._wakeup.changed = self._wakeup.changed, set()
         return notified
 
     def _changed_us(self) -> list[int]:
@@ -272,8 +271,11 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
         max_lease_us: int | None = None,
     ) -> WorkListener:
         del max_lease_us  # this listener leases nothing
-        # Looking finds the shard that has something.
-        return self._wakeup.work_listener(pool, topics, looks_always=True)
+        return self._wakeup.work_listener(
+            pool,
+            topics,
+            looks_always=not self._wakeup.names_shards,  # looking finds the shard
+        )
 
     # Coordination
 

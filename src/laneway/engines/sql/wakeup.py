@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from laneway.engines.base import HEARTBEAT_TIMEOUT, ArrivalListener, ResultListener, WorkListener
 from laneway.engines.shared.interrupt import Interrupt
@@ -27,13 +27,15 @@ class Wakeup(ABC):
     lease; 0: now. The listeners in its lists are those of `listeners`.
     """
 
+    names_shards: ClassVar[bool] = False  # whether each notification adds its shard to `changed`
+
     def __init__(self, look: Callable[[str, Sequence[str] | None], float]) -> None:
         self.look = look
         self.waiting: list[Any] = []
         self.listeners: list[Any] = []
         self.busy: list[Any] = []
         self.changed: set[int] = set()
-        """The shards of notifications that no look has followed yet."""
+        """The shards of notifications that no look, and no lease, has followed yet."""
         self.interrupted = 0
         self.look_again = LOOK_AGAIN
         """
