@@ -78,8 +78,9 @@ class Pipeline:
         self._unread: deque[Ticket] = deque()
         self._poll = select.poll()
         self.trips = 0
-        """How often the server's answer was waited for."""
-        self._is_waiting = False
+        """How often the server's answer to something new was waited for."""
+        self._is_synced = self._is_counted = True
+        """Whether a synchronization follows the last statement, and whether `trips` has it."""
 
     def send(
         self, text: str, types: tuple[int, ...] = (), values: Sequence[bytes | None] = ()
@@ -95,6 +96,7 @@ class Pipeline:
             self._server.send_query_params(text.encode(), values, types, formats, 1)
         ticket = Ticket(statement)
         self._unread.append(ticket)
+        self._is_synced = False
         return ticket
 
     def _prepare(self, text: str, types: tuple[int, ...]) -> Prepared:
@@ -131,7 +133,8 @@ class Pipeline:
         if ticket.result is None:
             # Not a mere flush: the server counts how long a transaction is idle only after a
             # synchronization, and so frees the lock of a client that has stopped.
-            self.send_sync()
+            if not self._is_synced:
+                self.send_sync()
             self._read(ticket)
         if ticket.result is None:
             raise psycopg.OperationalError("the statement was skipped: one before it has failed")
@@ -145,6 +148,7 @@ class Pipeline:
     def send_sync(self) -> None:
         """After a failed statement, those behind this one run again."""
         self._server.pipeline_sync()
+        self._is_synced, self._is_counted = True, False
         self._unread.append(_SYNC)
         self._server.flush()
 
@@ -161,7 +165,7 @@ class Pipeline:
 
     def _read(self, wanted: Ticket | None) -> None:
         """Read the results up to this one; None: all."""
-        unread, self._is_waiting = self._unread, False
+        unread = self._unread
         deadline = time.monotonic() + ANSWER_SECONDS
         while unread:
             result = self._next(deadline)
@@ -203,8 +207,8 @@ class Pipeline:
         """The next result, or None behind each one."""
         server = self._server
         if server.flush() or server.is_busy():
-            self.trips += not self._is_waiting
-            self._is_waiting = True
+            self.trips += not self._is_counted
+            self._is_counted = True
             poll, file = self._poll, server.socket
             while (unsent := server.flush()) or server.is_busy():
                 poll.register(file, select.POLLIN | (select.POLLOUT if unsent else 0))

@@ -222,13 +222,12 @@ class SqlQueue(Waits):
     def _first_reads(self, reads: Callable[[LaneCache], Iterable[Read]] | None) -> tuple[Read, ...]:
         """What a transaction reads first, as far as this is known before it begins."""
         cache = self._lane_cache
-        if cache.was_cold or cache.shard is None:
+        if cache.shard is None or (cache.was_cold and reads is None):
             return COLD_READS
-        if not cache.is_inbox_empty:
-            return (("inbox_read",),)
-        if reads is None:
-            return ()
-        return (*reads(cache), housekeeping.due(cache.shard))
+        if reads is not None:  # a lease: others have often put what it finds
+            cache.reads_lanes, cache.has_been_cold = cache.has_been_cold, False
+            return (*COLD_READS, *reads(cache), housekeeping.due(cache.shard))
+        return () if cache.is_inbox_empty else (("inbox_read",),)
 
     @contextmanager
     def view(self, now_us: int | None = None) -> Iterator[Transaction]:

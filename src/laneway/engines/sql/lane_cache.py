@@ -66,6 +66,13 @@ class LaneCache:
         self._commits = -1
         self.was_cold = True
         """Whether the last transaction had to read again what others may have changed."""
+        self.reads_lanes = self.has_been_cold = True
+        """
+        Whether a lease reads lanes with their order, because it has not cached them or the last one
+        had not; whether a transaction was cold since the present lease began, or the last one.
+        """
+        self.visited = 0
+        """How many lanes the last lease visited."""
 
     def check(self, connection: Connection, commits: int) -> None:
         """
@@ -75,6 +82,7 @@ class LaneCache:
         version = connection.version()
         self.was_cold = version != self._version or commits != self._commits
         if self.was_cold:
+            self.reads_lanes = self.has_been_cold = True
             self.clear()
             self._version = version
 

@@ -44,6 +44,7 @@ from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, RUNNABLE
 from laneway.engines.sql import gate_order, key_limits, messages
 from laneway.engines.sql.gate_lines import FEW, GateLine, GateLines
 from laneway.engines.sql.rows import (
+    LANE_COLUMNS,
     NONE,
     Ended,
     GateState,
@@ -123,12 +124,13 @@ _loads = msgspec.json.Decoder(tuple[int | None, list[int]]).decode
 
 def reads(lane_cache: LaneCache, pool: str, room: int) -> Iterator[Read]:
     """What a lease from a pool surely reads: the beginnings of its tiers."""
-    page = _page(room)
+    page = _page(room, lane_cache.visited)
+    lanes = _UNREAD if lane_cache.reads_lanes else _RUNNABLE[_LANES]
     for tier_queue in lane_cache.tier_queues.values():
         if tier_queue.pool == pool:
             number, first = tier_queue.number, tier_queue.first_vt
             yield "tier_queue_has_runnable", number, first, tier_queue.first_group_vt
-            yield _RUNNABLE[_LANES], number, first, -1, page
+            yield lanes, number, first, -1, page
             yield "gate_entries_open", number, tier_queue.first_gate_vt, -1, page
 
 
@@ -160,6 +162,7 @@ def lease(
     delivered = deliveries.run(plan.visits if topics is not None else _interleaved(tx, plan.visits))
     for lane in plan.visited.values():
         tx.place(lane, was_visited=True)
+    tx.lane_cache.visited = len(plan.visited)
     withheld = plan.withheld or (only is not None and only.leaves_some)
     if only is not None:
         only.end(is_full=len(delivered) >= room)
@@ -189,13 +192,17 @@ def can_deliver(tx: Transaction, lane: Lane) -> bool:
 _LANES, _GROUPS = "", "groups "
 _RUNNABLE = {_LANES: "lanes_runnable", _GROUPS: "groups_runnable"}
 """Names of the indexes of runnable lanes and groups."""
+_UNREAD = "lanes_runnable_read"
+_VT = LANE_COLUMNS.index("vt")
 
 Found = Lane | GroupQueue | GateLine
 
 
-def _page(room: int) -> int:
-    """How many lanes are read at once for so many messages."""
-    return max(room // fairness.CHUNK + 1, FIRST_PAGE)
+def _page(room: int, visited: int) -> int:
+    """
+    How many lanes are read at once for this many messages, if the last lease visited so many.
+    """
+    return max(room // fairness.CHUNK + 1, min(room, visited) + 1, FIRST_PAGE)
 
 
 class _Candidates:
@@ -224,7 +231,8 @@ class _Candidates:
         """Whether a lane let one of another tier go before it at a gate."""
         self._plan, self._tx, self._only = plan, plan.tx, plan.only
         self._heap: list[tuple[int, int, int, Any]] = []
-        self._page = self._next_page = _page(room)
+        visited = self._tx.lane_cache.visited if number > 0 else 0
+        self._page = self._next_page = _page(room, visited)
         self._seen: set[int] = set()
         self._entries = 0
         self._first_in: dict[int, list[int]] = {}
@@ -419,7 +427,12 @@ class _Candidates:
         tx, page = self._tx, self._next_page
         self._next_page = max(page, min(2 * page, MAX_PAGE))  # lanes may have few messages
         first = tx.first_vt(self.number, of_groups=index == _GROUPS)
-        rows = tx.all(_RUNNABLE[index], self.number, *max(after, (first, -1)), page)
+        is_unread = index == _LANES and tx.lane_cache.reads_lanes
+        name = _UNREAD if is_unread else _RUNNABLE[index]
+        rows = tx.all(name, self.number, *max(after, (first, -1)), page)
+        if is_unread:
+            tx.cache_lanes(rows)
+            rows = [(row[0], row[_VT]) for row in rows]
         if after <= (first, -1):
             begin = rows[0][1] if rows else NONE
             tx.begins_at(self.number, begin, of_groups=index == _GROUPS)

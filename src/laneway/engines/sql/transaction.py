@@ -512,7 +512,7 @@ class Transaction(Statements):
             rows = self.all("lane_by_name", wanted[0])
         else:
             rows = self.all("lanes_by_name", self.array(wanted)) if wanted else []
-        self._cache_lanes(rows)
+        self.cache_lanes(rows)
         if len(rows) < len(wanted):
             self._absent.update(name for name in wanted if name not in known)
 
@@ -524,9 +524,10 @@ class Transaction(Statements):
             rows = self.all("lane_by_number", wanted[0])
         else:
             rows = self.all("lanes_by_number", self.array(wanted)) if wanted else []
-        self._cache_lanes(rows)
+        self.cache_lanes(rows)
 
-    def _cache_lanes(self, rows: Sequence[Sequence[Any]]) -> None:
+    def cache_lanes(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Cache the lanes of these rows, with the groups of theirs."""
         lanes = [self.cached_lane(row) for row in rows]
         if lanes and self.groups.exist():
             self.groups.load_of(lanes)

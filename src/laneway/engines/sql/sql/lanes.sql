@@ -43,6 +43,11 @@ SELECT 1 FROM lane WHERE name > ? AND name < ? LIMIT 1;
 SELECT lane, vt FROM lane WHERE tier_queue = ? AND place = 1 AND (vt, lane) > (?, ?)
     ORDER BY vt, lane LIMIT ?;
 
+-- name: lanes_runnable_read
+-- As above, with all that is stored of them, for a call that has not read them yet.
+SELECT {lane} FROM lane l WHERE l.tier_queue = ? AND l.place = 1 AND (l.vt, l.lane) > (?, ?)
+    ORDER BY l.vt, l.lane LIMIT ?;
+
 -- name: lanes_at_gate
 -- The lanes of a tier queue, or a group, that wait at a gate, by their turns there.
 SELECT lane, turn FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3
