@@ -233,10 +233,16 @@ def test_a_publisher_whose_connection_ended_notifies(
     listener.close()
 
 
+@pytest.mark.parametrize("only", [None, ["t.*"]])
 def test_a_waiter_leases_from_the_notified_shard(
-    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer,
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    only: list[str] | None,
 ) -> None:
     """Its message does not wait for a look, or until the other shards are asked."""
+    monkeypatch.setattr(wakeup, "LONGEST_PAUSE", 600.0)
+    monkeypatch.setattr(wakeup, "LOOK_AGAIN", 600.0)  # only a notification ends its wait
     url = f"{server.url}?shards=8"
     engine = opened(url)
     publisher = opened(url, namespace=engine.namespace)  # type: ignore[attr-defined]
@@ -254,17 +260,17 @@ def test_a_waiter_leases_from_the_notified_shard(
 
     monkeypatch.setattr(ShardSchema, "has_work", has_work)
     monkeypatch.setattr(ShardSchema, "lease", lease)
-    assert engine.lease(100).leases == []
+    assert engine.lease(100, only=only).leases == []
     for n in range(8):
         asked.clear()
         publisher.put(some(1, start=n))
         assert listener.poll(30) is True
-        batch = engine.lease(100)
+        batch = engine.lease(100, only=only)
         assert [each.id for each in batch.leases] == [f"m{n}"]
         assert len(asked) == 1
         engine.settle([Settlement(each.handle, each.fence) for each in batch.leases])
         while batch.next_wake_us == batch.now_us:  # the other shards may have something
-            batch = engine.lease(100)
+            batch = engine.lease(100, only=only)
     listener.close()
 
 

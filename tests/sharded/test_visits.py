@@ -139,6 +139,7 @@ def test_an_idle_pool_visits_the_shard_that_notified_it_first() -> None:
     visits.end("p", is_idle=True)
     assert visits.first("p", shards, {2}) == ([2], [0, 1, 3])
     assert visits.first("p", shards, ()) == ([3], [2, 0, 1])
+    assert visits.first("p", shards, (), prefers_own=False) == (shards, [])
     assert not visits.is_check_due("p")
     assert visits.first("other", shards, {2}) == (shards, [])
     visits.end("p", is_idle=False)

@@ -365,7 +365,7 @@ class ShardedQueue(ABC):
         self._visits.forget(self._grants.take_grown())
         self._namespace.refresh_tiers()
         whole = WholeBatch(n, startable)
-        if request.takes_all and now_us is None:
+        if topics is None and now_us is None:
             self._lease_where_likely(request, whole)
         elif topics is None:  # a caller with a clock of its own (a test) leases from every shard
             self._lease_from(self._visits.every(self._take_notified()), request, whole, now_us)
@@ -374,22 +374,31 @@ class ShardedQueue(ABC):
         return whole.batch()
 
     def _lease_where_likely(self, request: LeaseRequest, whole: WholeBatch) -> None:
-        """Visit the shards that may have something; all of these before the answer is empty."""
+        """
+        Visit the shards that may have something; all of these before the answer is empty. Whether
+        one has something that a filter admits is not known, so such a lease visits all.
+        """
         visits, pool = self._visits, request.pool
         notified = self._take_notified()
-        likely = visits.likely(pool, whole.startable, notified)
-        first, others = visits.first(pool, likely, notified)
+        likely = (
+            visits.likely(pool, whole.startable, notified)
+            if request.takes_all
+            else visits.every(notified)
+        )
+        first, others = visits.first(pool, likely, notified, prefers_own=request.takes_all)
         self._lease_from(first, request, whole, None)
         if whole.leases and others:
             whole.wakes.append(whole.now_us)  # the others may have more, for the next lease
         else:
             self._lease_from(others, request, whole, None)
-        if not whole.leases or (whole.room > 0 and visits.is_check_due(pool)):
+        if request.takes_all and (
+            not whole.leases or (whole.room > 0 and visits.is_check_due(pool))
+        ):
             changed = visits.changed(pool, whole.startable, self._changed_us())
             if whole.leases and (own := visits.own(pool)):
                 changed = [shard for shard in changed if shard in own]
             self._lease_from(changed, request, whole, None)
-        whole.wakes += visits.wakes(pool)
+        whole.wakes += visits.wakes(pool) if request.takes_all else []
         visits.end(pool, is_idle=whole.room > 0 and whole.now_us not in whole.wakes)
 
     def _lease_from(

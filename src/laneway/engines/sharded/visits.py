@@ -104,14 +104,23 @@ class Visits:
         return likely or shards[:1]
 
     def first(
-        self, pool: str, shards: Sequence[int], notified: Collection[int]
+        self,
+        pool: str,
+        shards: Sequence[int],
+        notified: Collection[int],
+        *,
+        prefers_own: bool = True,
     ) -> tuple[list[int], list[int]]:
         """
         Which of these shards a lease visits first, and which if it finds nothing in those: those
         that notified an idle pool, else the own ones. One lease in `OTHERS_EVERY` visits all, the
         others' first.
         """
-        own = notified if notified and pool in self._idle else self._own.get(pool)
+        own = (
+            notified
+            if notified and pool in self._idle
+            else (self._own.get(pool) if prefers_own else None)
+        )
         if not own:
             return list(shards), []
         first = [shard for shard in shards if shard in own]

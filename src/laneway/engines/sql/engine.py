@@ -381,8 +381,7 @@ class SqlQueue(Waits):
         ended, because keys at their limits have parked much.
         """
         reads = partial(leasing.reads, pool=pool, room=n)
-        is_plain = topics is None and wanted is None
-        with self.transaction(now_us, durable=False, reads=reads if is_plain else None) as tx:
+        with self.transaction(now_us, durable=False, reads=reads if topics is None else None) as tx:
             found = tx.shard.delivered
             housekeeping.run(tx, HOUSEKEEPING_LIMIT)
             tx.flush_departures()
