@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from laneway.engines.postgres.servers import ShardServer
     from laneway.message import Draft
 
-LAYOUT = 2
+LAYOUT = 3
 """The layout of the tables; 2 is that of 0.1.0, the first version whose tables are kept."""
 
 LEAST_SERVER = 140_000
