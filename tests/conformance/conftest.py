@@ -106,7 +106,6 @@ EXACT_IN_A_SHARD: frozenset[str] = frozenset(
         "test_shares_of_tiers_in_every_pool",
         "test_shares_of_tiers_in_every_window",
         "test_startable",
-        "test_strict_tier",
         "test_the_next_wake_is_that_of_the_cost",
         "test_topics_of_a_group_get_parts_by_their_weights",
         "test_topics_with_gates_in_another_order_do_not_block_each_other",

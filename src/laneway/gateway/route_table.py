@@ -28,7 +28,6 @@ from laneway.gateway.routes import (
     dead_letters,
     endpoint_lines,
     endpoints,
-    events,
     jobs,
     metrics,
     namespace,
@@ -422,7 +421,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/events",
         "read",
-        events.stream_events,
+        namespace.stream_events,
         answer_type="text/event-stream",
         events={
             "overview": OverviewAnswer,

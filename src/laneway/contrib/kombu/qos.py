@@ -83,10 +83,7 @@ class QoS:
 
     def reject(self, tag: int, requeue: bool = False) -> None:
         """Return a message to its queue, or make it a dead letter."""
-        if requeue:
-            self._settle(tag, lambda delivery: delivery.release())
-        else:
-            self._settle(tag, lambda delivery: delivery.dead())
+        self._settle(tag, Delivery.release if requeue else Delivery.dead)
 
     def refuse(self, tag: int, reason: str) -> None:
         """Make a message a dead letter with a reason."""

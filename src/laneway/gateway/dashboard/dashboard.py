@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import gzip
+import io
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
@@ -11,9 +13,10 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import msgspec
 
+from laneway.engines.base import MessageView
 from laneway.gateway import problems
 from laneway.gateway.call import Call
-from laneway.gateway.dashboard import exporting, rendering
+from laneway.gateway.dashboard import rendering
 from laneway.gateway.dashboard.actions import ACTIONS, Action, ApiCall
 from laneway.gateway.dashboard.collector import Collector
 from laneway.gateway.dashboard.forms import Fields, Form
@@ -27,12 +30,13 @@ from laneway.gateway.dashboard.reader import Reader
 from laneway.gateway.dashboard.view import ASSETS, Link, Urls, View
 from laneway.gateway.extension import Extension, html, page, redirect
 from laneway.gateway.gateway import run_blocking
-from laneway.gateway.http import Request, Response, Stream
+from laneway.gateway.http import JSON, Request, Response, Stream
 from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
 from laneway.gateway.route_table import ROUTES
 from laneway.gateway.routing import Router
 from laneway.gateway.services import Services
+from laneway.message import RAW
 from laneway.runtime.runtime import Application
 from laneway.units import counted
 
@@ -173,7 +177,7 @@ class Dashboard(Extension):
             raise Problem("not-found", f"no page with the path {parts.path:.80} has an export")
         path, query = _checked(call, shown, parts.query)
         rows = shown.export(shown.build(self._view(call, self.collector.reader(), path, query)))
-        found = exporting.answer(shown.name, rows, as_csv=call.query.format == "csv")
+        found = exported(shown.name, rows, as_csv=call.query.format == "csv")
         return compressed(call.request, found)
 
     def body(self, call: Call) -> Response:
@@ -183,7 +187,7 @@ class Dashboard(Extension):
         _, _, found = message.find(view)
         if found.message is None:
             raise Problem("not-found", f"the message {call.query.id[:80]} no longer exists")
-        return compressed(call.request, exporting.body_file(found.message))
+        return compressed(call.request, body_file(found.message))
 
     # Actions
 
@@ -426,3 +430,57 @@ def _request(outer: Request, call: ApiCall, path: str, query: str) -> Request:
         raise Problem("internal-error", "an action's request cannot answer on its own")
 
     return Request(scope, receive, send)
+
+
+# What a page's table shows, as CSV or JSON
+
+
+OCTETS = b"application/octet-stream"
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""A text that begins so would be a formula in a spreadsheet."""
+
+
+def exported(name: str, rows: Sequence[dict[str, Any]], *, as_csv: bool) -> Response:
+    """The rows of a table as a file. `name`: of the page."""
+    ending, kind = ("csv", b"text/csv; charset=utf-8") if as_csv else ("json", b"application/json")
+    body = _csv(rows).encode(errors="replace") if as_csv else msgspec.json.encode(rows)
+    disposition = f'attachment; filename="laneway-{name}.{ending}"'.encode()
+    return Response(200, body, kind, [(b"content-disposition", disposition)])
+
+
+def body_file(view: MessageView) -> Response:
+    """
+    The whole body of a message as a file; bodies that were merged are one after the other, a line
+    each. A browser saves it, and shows none of it as a page.
+    """
+    body = b"\n".join(view.bodies or [view.body])
+    is_raw = (view.headers or {}).get("content-type") == RAW
+    ending, kind = ("bin", OCTETS) if is_raw or not _is_json(view) else ("json", JSON)
+    disposition = f'attachment; filename="laneway-message.{ending}"'.encode()
+    return Response(200, body, kind, [(b"content-disposition", disposition)])
+
+
+def _is_json(view: MessageView) -> bool:
+    try:
+        for each in view.bodies or [view.body]:
+            msgspec.json.decode(each, type=msgspec.Raw)
+    except (ValueError, RecursionError):
+        return False
+    return len(view.bodies or "1") == 1
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    file = io.StringIO(newline="")
+    if rows:
+        writer = csv.writer(file)
+        writer.writerow(rows[0])
+        writer.writerows([_cell(value) for value in row.values()] for row in rows)
+    return file.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    value = msgspec.to_builtins(value)
+    if isinstance(value, (list, dict)):
+        value = msgspec.json.encode(value).decode()
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

@@ -10,6 +10,7 @@ from laneway import arguments
 from laneway.admin.workers import command, info_of
 from laneway.engines.base import WorkerView
 from laneway.gateway.call import Call
+from laneway.gateway.http import Stream
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     HistoryAnswer,
@@ -116,3 +117,23 @@ def _worker_answer(worker: WorkerView) -> WorkerAnswer:
         "last_heartbeat": moment(worker.beat_us),
     }
     return WorkerAnswer(**(msgspec.structs.asdict(info_of(worker)) | times))
+
+
+# What happens, as it happens
+
+
+SCOPES = {"endpoint": "endpoints", "change": "admin"}
+"""Events that need more than the scope `read`."""
+
+
+async def stream_events(call: Call) -> Stream:
+    """
+    Show what happens, as server-sent events: `overview` each second; `operation`, each time when
+    one is further; with the scope `endpoints` what happens to an `endpoint`, and with the scope
+    `admin` each `change` through the API.
+    """
+    caller = call.caller
+    call.services.waits.check(caller)
+    kinds = ["operation", *(kind for kind, scope in SCOPES.items() if scope in caller.scopes)]
+    events = call.services.feed.events(call.request, caller, kinds)
+    return Stream(events, b"text/event-stream")

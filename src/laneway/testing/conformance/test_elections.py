@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from laneway.testing.engine_driver import EngineDriver
 
 
@@ -39,21 +37,3 @@ def test_time_of_an_election(driver: EngineDriver) -> None:
         assert now == driver.now + 1
     records = [driver.engine.election_read("a") for _ in range(10)]
     assert [now for _, now in records] == sorted(now for _, now in records)
-
-
-def test_one_of_many_swaps(driver: EngineDriver) -> None:
-    """Of many callers that know the same record, exactly one replaces it."""
-    engine = driver.engine
-    before = None
-    with ThreadPoolExecutor(8) as threads:
-        for turn in range(10):
-            records = [b'{"number":%d}' % (turn * 8 + n) for n in range(8)]
-            won = list(
-                threads.map(
-                    lambda record, before=before: engine.election_swap("index", before, record),
-                    records,
-                )
-            )
-            assert won.count(True) == 1
-            before = records[won.index(True)]
-            assert engine.election_read("index")[0] == before

@@ -17,15 +17,6 @@ def jain(given: Counter[str]) -> float:
     return given.total() ** 2 / (len(given) * sum(number**2 for number in given.values()))
 
 
-def test_strict_tier(driver: EngineDriver) -> None:
-    """A strict tier is served before all others."""
-    driver.open(tiers={"first": Tier("strict"), "mid": Tier(1)})
-    driver.policy("f", tier="first")
-    driver.put("a", *map(str, range(10)))
-    driver.put("f", "x", "y")
-    assert driver.bodies(5)[:2] == ["x", "y"]
-
-
 def test_flooding_topic(driver: EngineDriver) -> None:
     """
     A quiet topic is served in the next round beside a flood, without credit for its idle time.

@@ -446,21 +446,6 @@ def test_priority_and_limits(driver: EngineDriver) -> None:
     assert driver.bodies(priorities=(5, MAX_PRIORITY)) == []
 
 
-def test_priority_passes_over_a_bounded_number(driver: EngineDriver) -> None:
-    """A call passes over a bounded number of lanes; the next one continues until all are found."""
-    others = 2 * MAX_PASSED_OVER + 500
-    driver.engine.put([Draft(f"low.{n}", b"x") for n in range(others)], now_us=driver.now)
-    driver.engine.put([Draft(f"high.{n}", b"x", priority=3) for n in range(50)], now_us=driver.now)
-    found: set[str] = set()
-    for _ in range(50):
-        batch = driver.batch(100, priorities=(1, MAX_PRIORITY))
-        found |= {lease.topic for lease in batch.leases}
-        if not batch.goes_on:
-            break
-    assert found == {f"high.{n}" for n in range(50)}
-    assert driver.engine.overview(now_us=driver.now).leased == 50
-
-
 def test_new_store_repeats_no_number(driver: EngineDriver) -> None:
     """A new store repeats no id, handle or fence: leases of the old one are lost in it."""
     drafts = [Draft("a", b"%d" % n) for n in range(20)]

@@ -79,16 +79,6 @@ def test_backlog_limit_refuses(driver: EngineDriver) -> None:
     ]
 
 
-def test_backlog_limit_drops_oldest(driver: EngineDriver) -> None:
-    """With `drop_oldest` the oldest message of the lowest priority becomes a dead letter."""
-    driver.policy("a", max_backlog=2, on_full="drop_oldest")
-    driver.put("a", "high", priority=5)
-    driver.put("a", "old")
-    driver.put("a", "new")
-    assert [view.body for _, view in driver.engine.dead_list()] == [b"old"]
-    assert driver.bodies() == ["high", "new"]
-
-
 def test_namespace_backlog_limit(driver: EngineDriver) -> None:
     """The namespace's backlog limit counts the messages of all topics."""
     driver.open(max_backlog=2)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import pytest
 
 from laneway.testing.engine_driver import EngineDriver
 
@@ -39,22 +42,24 @@ def test_records_by_kind_and_name(driver: EngineDriver) -> None:
     assert engine.records("gateway") == []
 
 
-def test_one_of_many_writers(driver: EngineDriver) -> None:
+@pytest.mark.parametrize("kind", ["token", "election"])
+def test_one_of_many_writers(driver: EngineDriver, kind: Literal["token", "election"]) -> None:
     """Of many callers that know the same record, exactly one replaces it."""
-    engine = driver.engine
-    before = None
+    engine, before = driver.engine, None
+
+    def swap(record: bytes) -> bool:
+        if kind == "election":
+            return engine.election_swap("a", before, record)
+        return engine.record_swap(kind, "a", before, record)
+
     with ThreadPoolExecutor(8) as threads:
-        for turn in range(5):
+        for turn in range(8):
             records = [b'{"n":%d}' % (turn * 8 + n) for n in range(8)]
-            won = list(
-                threads.map(
-                    lambda record, before=before: engine.record_swap("token", "a", before, record),
-                    records,
-                )
-            )
+            won = list(threads.map(swap, records))
             assert won.count(True) == 1
             before = records[won.index(True)]
-            assert engine.record_read("token", ["a"]) == [before]
+    (record,) = engine.record_read("token", ["a"])
+    assert before == (engine.election_read("a")[0] if kind == "election" else record)
 
 
 def test_many_changes_at_once(driver: EngineDriver) -> None:
