@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from laneway.push.reasons import explain_message, explain_topic
+
 if TYPE_CHECKING:
     from laneway.admin.topic_reasons import TopicExplanation
     from laneway.engines.base import Explanation, FullEngine
@@ -17,9 +19,6 @@ def of_topic(runtime: Runtime, caller: Caller, topic: str) -> TopicExplanation:
     other topics and of workers; those without the scope `endpoints` are not told of its endpoint,
     and those without the scope `admin` not who changed its policy.
     """
-    # Only programs that push need it.
-    from laneway.push.reasons import explain_topic  # noqa: PLC0415
-
     return explain_topic(
         runtime.engine,
         topic,
@@ -34,9 +33,6 @@ def of_message(
     engine: FullEngine, caller: Caller, message_id: str, topic: str | None
 ) -> Explanation:
     """What a message waits for; of its endpoint, if the caller has the scope `endpoints`."""
-    # Only programs that push need it.
-    from laneway.push.reasons import explain_message  # noqa: PLC0415
-
     may_know = "endpoints" in caller.scopes
     return explain_message(
         engine, message_id, topic, shows_endpoint=may_know, shows_workers=caller.sees_all

@@ -15,7 +15,8 @@ from laneway.gateway.dashboard.pages.limits import HELD_SECONDS, gates_held
 from laneway.gateway.dashboard.reader import LARGEST_TOPICS, OLDEST_TOPICS
 from laneway.gateway.dashboard.view import View
 from laneway.producing import refused
-from laneway.push.endpoint import EndpointInfo
+from laneway.push import events, table
+from laneway.push.endpoint import EndpointInfo, list_endpoints
 from laneway.subscriptions import is_copy
 from laneway.units import SECOND, counted
 
@@ -133,9 +134,6 @@ def _waiting_in(view: View, pool: str) -> str:
 def _breakers(view: View) -> Iterator[Sentence]:
     if not view.may("endpoints"):
         return
-    # Only programs that push need it.
-    from laneway.push import events  # noqa: PLC0415
-
     found = view.reader.seldom("open endpoints", lambda: events.open_endpoints(view.engine))
     if len(found) == 1:
         topic, condition = found[0]
@@ -161,9 +159,6 @@ def _endpoints(view: View) -> Iterator[Sentence]:
     """Endpoints that are disabled, and those that ask for pauses."""
     if not view.may("endpoints"):
         return
-    # Only programs that push need it.
-    from laneway.push import table  # noqa: PLC0415
-    from laneway.push.endpoint import list_endpoints  # noqa: PLC0415
 
     def read(state: table.State) -> tuple[int, list[EndpointInfo]]:
         found = list_endpoints(view.engine, "*", limit=SHOWN_NAMES, after="", state=state)[0]

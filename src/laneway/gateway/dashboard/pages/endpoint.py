@@ -16,7 +16,8 @@ from laneway.gateway.dashboard.queries import AttemptResult, EndpointQuery
 from laneway.gateway.dashboard.view import View
 from laneway.gateway.problems import Problem
 from laneway.policy import check_topic
-from laneway.push.delivery_log import AttemptInfo, AttemptPage
+from laneway.push import endpoint, table
+from laneway.push.delivery_log import AttemptInfo, AttemptPage, attempts
 from laneway.push.endpoint import EndpointInfo
 
 SHOWN = 50
@@ -86,8 +87,6 @@ def build(view: View) -> dict[str, Any]:
 
 def info_of(view: View, topic: str) -> EndpointInfo | None:
     """A topic's endpoint without its secrets, or None if it has none."""
-    # Only programs that push need it.
-    from laneway.push import endpoint, table  # noqa: PLC0415
 
     def read() -> EndpointInfo | None:
         try:
@@ -100,8 +99,6 @@ def info_of(view: View, topic: str) -> EndpointInfo | None:
 
 def _attempts(view: View, topic: str, query: EndpointQuery | None = None) -> AttemptPage:
     """The last attempts, or what a search finds: it may read 10,000, so it is repeated seldom."""
-    from laneway.push.delivery_log import attempts  # noqa: PLC0415  # as above
-
     if query is None:
         return view.reader.once(
             ("attempts", topic), lambda: attempts(view.engine, topic, limit=SHOWN)

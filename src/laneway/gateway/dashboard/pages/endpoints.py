@@ -11,7 +11,8 @@ from laneway.gateway.dashboard.pages.endpoint import judged
 from laneway.gateway.dashboard.queries import EndpointsQuery, EndpointState
 from laneway.gateway.dashboard.view import View
 from laneway.policy import check_pattern, is_pattern
-from laneway.push.endpoint import EndpointInfo
+from laneway.push import delivery_log, table
+from laneway.push.endpoint import EndpointInfo, list_endpoints
 
 SHOWN = 50
 
@@ -47,8 +48,6 @@ def build(view: View) -> dict[str, Any]:
 
 def _counts(view: View, pattern: str) -> dict[str, str]:
     """How many endpoints that the caller may see have each state but "healthy"."""
-    from laneway.push import table  # noqa: PLC0415  # as below
-
     patterns = tuple(view.caller.narrowed(pattern))
 
     def read() -> dict[str, str]:
@@ -73,7 +72,6 @@ def _troubled(view: View, pattern: str, counts: dict[str, str]) -> list[Endpoint
 
 def _answers(view: View, topics: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The last answer of each topic's endpoint, and the median and 95th of its last times."""
-    from laneway.push import delivery_log  # noqa: PLC0415  # as below
 
     def read(topic: str) -> dict[str, Any]:
         last = [
@@ -94,9 +92,6 @@ def _listed(
     view: View, pattern: str, state: str | None, after: str
 ) -> tuple[list[EndpointInfo], str | None]:
     """A page of endpoints that the caller may see, and after which topic the next one begins."""
-    # Only programs that push need it.
-    from laneway.push.endpoint import list_endpoints  # noqa: PLC0415
-
     patterns = tuple(view.caller.narrowed(pattern))
     key = "endpoints", patterns, state, after
 

@@ -15,6 +15,7 @@ from laneway.gateway.dashboard.queries import TopicQuery
 from laneway.gateway.problems import Problem
 from laneway.history import figures
 from laneway.policy import DISABLED, FIELDS, check_topic
+from laneway.push import table
 from laneway.subscriptions import is_copy
 
 if TYPE_CHECKING:
@@ -105,8 +106,6 @@ def _subscriptions(view: View, name: str) -> dict[str, Any]:
 
 def _trouble(view: View, name: str) -> str | None:
     """What is wrong with its endpoint."""
-    from laneway.push import table  # noqa: PLC0415  # only programs that push need it
-
     return table.troubles(view.engine, [name]).get(name)
 
 

@@ -18,6 +18,7 @@ from laneway.gateway.schema import TopicAnswer
 from laneway.gateway.wire import topic_fields
 from laneway.history.records import bucket_of
 from laneway.policy import check_pattern, is_pattern
+from laneway.push import table
 from laneway.subscriptions import is_copy
 
 SHOWN = 50
@@ -127,8 +128,6 @@ def _troubles(view: View, topics: list[str]) -> dict[str, str]:
     """By topic: what is wrong with its endpoint."""
     if not view.may("endpoints"):
         return {}
-    from laneway.push import table  # noqa: PLC0415  # only programs that push need it
-
     return table.troubles(view.engine, topics)
 
 
