@@ -226,6 +226,15 @@ class Cluster(_Group):
             *(master for master in self.masters if master not in (to, source)),
         ):
             server.run("CLUSTER", "SETSLOT", slot, "NODE", self.node_id(to))
+        # Before all know the new epoch, another move of the slot may get one that is too small:
+        # then each server says for ever that the other one has the slot.
+        until(lambda: len({self._owners(each) for each in self.masters}) == 1, "servers to agree")
+
+    @staticmethod
+    def _owners(server: Server) -> frozenset[tuple[str, ...]]:
+        """Id, epoch and slots of each server, as this one knows them."""
+        lines = [line.split() for line in str(server.run("CLUSTER", "NODES")).splitlines()]
+        return frozenset((line[0], line[6], *line[8:]) for line in lines)
 
     def move_slot(self, slot: int, to: Server) -> bool:
         """Move a slot in one step. False: the server cannot, it needs Valkey 9.0."""
