@@ -25,13 +25,6 @@ local housekeeping = part(function(housekeeping)
         end
     end
 
-    local function expires(record)
-        local lane = lanes.find(record.lane)
-        messages.end_for_good(lane, record)
-        messages.expire(lane, record)
-        lanes.place(lane)
-    end
-
     -- Read at once the messages of events, and their lanes.
     local function load_messages(page)
         local mids, names, lines = {}, {}, {}
@@ -61,7 +54,10 @@ local housekeeping = part(function(housekeeping)
         if not record then -- the store lost it; the doctor reports it
             return
         elseif kind == EXPIRES then
-            expires(record)
+            local lane = lanes.find(record.lane)
+            messages.end_for_good(lane, record)
+            messages.expire(lane, record)
+            lanes.place(lane)
         elseif kind == RETENTION_ENDS then
             messages.forget_dead(record)
         end

@@ -72,13 +72,6 @@ lanes = part(function(lanes)
         USUAL[RARE[n]] = 0
     end
 
-    -- Partitions and buckets: the topic or pattern that the lane's policy is resolved for.
-    local function identify(lane, cut)
-        local name = lane.name
-        local is_bucket = byte(name) == 30
-        lane.is_bucket, lane.policy_name = is_bucket, sub(name, is_bucket and 2 or 1, cut - 1)
-    end
-
     -- False: a bucket, which has many topics.
     function lanes.topic(lane)
         return not lane.is_bucket and (lane.policy_name or lane.name)
@@ -125,12 +118,6 @@ lanes = part(function(lanes)
         return lane
     end
 
-    -- An earlier call has used the table for a lane without rare fields.
-    local function close(lane)
-        lane.is_open, lane.is_rare, lane.big, lane.old, lane.busy, lane.slow, lane.tat, lane.gate =
-            false, nil
-    end
-
     local function decode_rest(lane, stored, at)
         local big, old, busy, slow, tat, gate, behind = unpack_from(REST, stored, at)
         open(lane, big, old, busy, slow, tat, gate)
@@ -157,8 +144,9 @@ lanes = part(function(lanes)
         local lane = pool[taken]
         if not lane or lane.is_rare then
             lane = new_table()
-        elseif lane.is_open then
-            close(lane)
+        elseif lane.is_open then -- an earlier call has used it for a lane without rare fields
+            lane.is_open, lane.is_rare, lane.big, lane.old, lane.busy, lane.slow, lane.tat,
+                lane.gate = false, nil
         end
         lane.place, lane.number, lane.ready, lane.delayed, lane.parked, lane.leased, lane.listed,
             lane.bytes, lane.published, lane.delivered, lane.done, lane.tier_queue, lane.wake,
@@ -168,8 +156,9 @@ lanes = part(function(lanes)
             wake, vt, seen, lately, before, sorted, latest, name, false, false, false, false, false
         local was, cut = lane.was, find_in(name, PARTITION, 1, true)
         was[1], was[2], was[3], was[4] = published, delivered, done, ready + delayed + parked
-        if cut then
-            identify(lane, cut)
+        if cut then -- the topic or pattern that the lane's policy is resolved for
+            local is_bucket = byte(name) == 30
+            lane.is_bucket, lane.policy_name = is_bucket, sub(name, is_bucket and 2 or 1, cut - 1)
         elseif lane.policy_name then
             lane.policy_name, lane.is_bucket = false, false
         end
@@ -647,14 +636,6 @@ lanes = part(function(lanes)
             or false)
     end
 
-    local function leave_group(lane)
-        local group = lanes.group(lane)
-        if group then
-            groups.count(group, lane.place == RUNNABLE, lane.place == AT_GATE, -1)
-            groups.add_lanes(group, -1)
-        end
-    end
-
     -- A lane of a group gets another place. A group that wakes earns no credit either.
     local function place_in_group(lane, place, tier_queue)
         local group = groups.find(-lane.tier_queue)
@@ -703,7 +684,11 @@ lanes = part(function(lanes)
         -- in another tier queue or group it begins like a lane that wakes
         if is_away then
             leave_gates(lane)
-            leave_group(lane)
+            local group = lanes.group(lane)
+            if group then
+                groups.count(group, lane.place == RUNNABLE, lane.place == AT_GATE, -1)
+                groups.add_lanes(group, -1)
+            end
             enter(lane, policy)
             lane.place, lane.wake, lane.gate = IDLE, 0, ''
         end
@@ -942,14 +927,6 @@ lanes = part(function(lanes)
         return call('ZRANGE', keys.names, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)
     end
 
-    -- Notify watchers of a change of the lane, see watch_lanes.lua.
-    local function watch(lane)
-        watched[#watched + 1] = lane.name
-        if shard.now > lane.watched_until then
-            lane.watched_until = 0
-        end
-    end
-
     -- The names of the watched lanes that have changed.
     function lanes.watched()
         return watched
@@ -965,8 +942,11 @@ lanes = part(function(lanes)
             if lane.is_changed then -- and not deleted since
                 local at = #written
                 lane.is_changed = false
-                if lane.is_rare and lane.watched_until > 0 then
-                    watch(lane)
+                if lane.is_rare and lane.watched_until > 0 then -- see watch_lanes.lua
+                    watched[#watched + 1] = lane.name
+                    if shard.now > lane.watched_until then
+                        lane.watched_until = 0
+                    end
                 end
                 classify(lane)
                 tallies.count(lane)

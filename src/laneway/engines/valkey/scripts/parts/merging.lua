@@ -78,10 +78,6 @@ local merging = part(function(merging)
 
     merging.add_part = add_part
 
-    local function parts_of(record)
-        return record.parts > 0 and call('LRANGE', key('b:' .. text(record.mid)), 0, -1) or {}
-    end
-
     -- A message whose priority changes gets a new sequence number.
     local function set_rank(record, rank)
         if rank ~= record.rank then
@@ -163,7 +159,7 @@ local merging = part(function(merging)
             return false
         end
         messages.end_for_good(lane, other)
-        local more = parts_of(other)
+        local more = other.parts > 0 and call('LRANGE', key('b:' .. text(other.mid)), 0, -1) or {}
         if policy.merge == 'all' then
             add_part(record, body_of(other))
         elseif policy.merge == 'last' then

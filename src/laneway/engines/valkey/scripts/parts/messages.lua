@@ -235,14 +235,10 @@ local messages = part(function(messages)
             record.history) .. (far and packed(record.rank) or '')
     end
 
-    -- The rank in the head of a record; 0: it follows the rare fields.
-    local function head_rank(rank)
-        return is_near(rank) and rank + RANK_0 or 0
-    end
-
     function messages.encode(record)
-        local rare = rare_of(record)
-        return pack(WHOLE, RICH, record.state + 4 * record.serial, head_rank(record.rank),
+        local rare, rank = rare_of(record), record.rank
+        rank = is_near(rank) and rank + RANK_0 or 0 -- 0: it follows the rare fields
+        return pack(WHOLE, RICH, record.state + 4 * record.serial, rank,
             record.seq, record.since, record.published, record.expires or 0, #rare, rare,
             whole_content(record))
     end

@@ -36,12 +36,6 @@ local plain = part(function(plain)
         return found
     end
 
-    -- How many bytes of numbers the record of the lane with this number has at most. Lanes that get
-    -- the same messages, as those of subscriptions, must not all be full at the same time.
-    local function room_in(number)
-        return 7 * (INLINE - number % 8)
-    end
-
     -- Move the numbers of a full record to the lane's list, and those that arrived later.
     local function move_to_list(lane, arrived)
         local mids = latest_of(lane.latest, 1, INLINE, {})
@@ -58,7 +52,9 @@ local plain = part(function(plain)
         local mids = lane.arrived
         if mids then
             mids[#mids + 1] = mid
-        elseif #lane.latest < room_in(lane.number) then
+        -- Lanes that get the same messages, as those of subscriptions, must not all be full at the
+        -- same time.
+        elseif #lane.latest < 7 * (INLINE - lane.number % 8) then
             lane.latest = lane.latest .. sortable(mid)
         else
             if not arrivals[1] then

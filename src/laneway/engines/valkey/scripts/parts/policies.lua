@@ -328,16 +328,8 @@ local policies = part(function(policies)
 
     -- Subscriptions' topics do not fold into buckets.
     local function unfolded(base)
-        local policy = base.combined['#']
-        if not policy then
-            policy = copy_of(base)
-            base.combined['#'] = fit(policy)
-        end
-        return policy
-    end
-
-    local function is_pattern(name)
-        return name == '*' or string.sub(name, -2) == '.*'
+        base.combined['#'] = base.combined['#'] or fit(copy_of(base))
+        return base.combined['#']
     end
 
     -- The id of a topic's own policy; false: none.
@@ -489,7 +481,8 @@ local policies = part(function(policies)
                 or read_exact)(name)
             if not found then
                 found = of_patterns_of(name)
-                local id = shard.own > 0 and not is_pattern(name) and own_id(name)
+                local is_pattern = name == '*' or sub(name, -2) == '.*'
+                local id = shard.own > 0 and not is_pattern and own_id(name)
                 found = id and combined(found, id) or found
                 if found.buckets and string.find(name, '#', 1, true) then
                     found = unfolded(found)

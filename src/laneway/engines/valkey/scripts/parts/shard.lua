@@ -251,10 +251,6 @@ local NUMBERS = '>' .. NUMBER:rep(#LIVELY)
 local LEAST_UNIT = 16 -- microseconds
 local least -- number of this call; 0 where the caller passes the time
 
-local function least_number(now, shards)
-    return floor(now / max(LEAST_UNIT, shards / 2))
-end
-
 local shard = {} -- has the lively ones itself
 local settled, packed_settled = {}, false -- the others, and them packed; false: they have changed
 local queues, packed_queues -- the same of the tier queues, as the record has them
@@ -303,7 +299,7 @@ local function open_shard()
         now = time[1] * 1000000 + time[2]
     end
     shard.now = max(shard.now, now) -- the clock never goes back
-    least = ARGV[1] == '' and least_number(shard.now, shard.shards) or 0
+    least = ARGV[1] == '' and floor(shard.now / max(LEAST_UNIT, shard.shards / 2)) or 0
     return nil, is_known
 end
 

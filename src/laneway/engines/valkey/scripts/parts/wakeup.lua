@@ -19,10 +19,6 @@ local wakeup = part(function(wakeup)
     local MOST_PUSHED, MOST_PUSHED_BYTES = 16, 65536
     local MEMBER = '^(.*)/(%d+)/(%d+)$'
 
-    local function channel_of(member)
-        return string.match(member, '^(.*)/%d+/%d+$') or member
-    end
-
     local function real_now()
         local time = run('TIME')
         return time[1] * 1000000 + time[2]
@@ -48,7 +44,8 @@ local wakeup = part(function(wakeup)
                 return false
             end
             -- A cluster does not count the subscribers of other nodes.
-            if call('PUBLISH', channel_of(last[1]), shard.index) > 0 or shard.shards > 1 then
+            local channel = match(last[1], MEMBER) or last[1]
+            if call('PUBLISH', channel, shard.index) > 0 or shard.shards > 1 then
                 return true
             end
         end
