@@ -45,16 +45,12 @@ else
         for _, mid in ipairs(plain.peek(lane, most)) do
             take(lane, mid)
         end
-        for _, member in ipairs(call('ZRANGE', key('z:' .. text(lane.number)), 0,
-            most - #taken - 1)) do
-            if #taken < most then
-                take(lane, messages.number_in(member))
-            end
-        end
-        for _, member in ipairs(call('ZRANGE', key('a:' .. text(lane.number)), 0,
-            most - #taken - 1)) do
-            if #taken < most then
-                take(lane, messages.number_in(member))
+        for _, kind in ipairs({ 'z:', 'a:' }) do
+            for _, member in ipairs(call('ZRANGE', key(kind .. text(lane.number)), 0,
+                most - #taken - 1)) do
+                if #taken < most then
+                    take(lane, messages.number_in(member))
+                end
             end
         end
         lanes.place(lane)

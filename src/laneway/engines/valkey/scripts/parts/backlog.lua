@@ -46,10 +46,6 @@ local backlog = part(function(backlog)
         })
     end
 
-    local function may_go(record)
-        return record and not (record.serial ~= NO and messages.holds_key(record))
-    end
-
     -- Whether it is dropped before the other: lower priority, older, lower number.
     local function is_worse(one, other)
         local here, there = -math.floor(one.rank / 2), -math.floor(other.rank / 2)
@@ -80,7 +76,8 @@ local backlog = part(function(backlog)
             for _, member in ipairs(call('ZRANGE', name, '[' .. here, '[' .. here
                 .. string.rep('\255', 22), 'BYLEX', 'LIMIT', 0, MOST_OF_RANK)) do
                 local record = messages.read(messages.number_in(member))
-                if may_go(record) and (not best or is_worse(record, best)) then
+                if record and (record.serial == NO or not messages.holds_key(record))
+                    and (not best or is_worse(record, best)) then
                     best = record
                 end
                 -- by since; the first will do

@@ -132,9 +132,7 @@ key_limits = part(function(key_limits)
         messages.park_ready(lane, record, key('p:' .. slot))
         state.parked = state.parked + 1
         save_state(lane, policy, slot, state)
-        if not lane.keys then
-            lane.keys = { 0, '' }
-        end
+        lane.keys = lane.keys or { 0, '' }
         lane.keys[2] = policy.key_limits
         lanes.touch(lane)
     end
@@ -146,9 +144,7 @@ key_limits = part(function(key_limits)
         if policy.key_rate then
             state.tat = fairness.take_permits(clock(policy, state), shard.now, policy.key_step,
                 count)
-            if not lane.keys then
-                lane.keys = { 0, '' }
-            end
+            lane.keys = lane.keys or { 0, '' }
             lane.keys[1] = max(lane.keys[1], math.ceil(state.tat / TICKS))
             lanes.touch(lane)
         end

@@ -49,9 +49,7 @@ local merging = part(function(merging)
 
     function merging.forget_edges(most)
         local past = call('ZRANGE', keys.edges, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
-        if #past > 0 then
-            call_many('ZREM', keys.edges, past, 1)
-        end
+        call_many('ZREM', keys.edges, past, 1)
     end
 
     local function new_due(record, draft, policy)
