@@ -13,8 +13,8 @@ from typing import Any
 
 from laneway import subscriptions, units
 from laneway.errors import UsageError
-from laneway.policy import check_pattern, check_topic, is_pattern, is_unicode
-from laneway.subscriptions import SEPARATOR
+from laneway.policy import check_pattern, check_topic, is_pattern
+from laneway.subscriptions import SEPARATOR, is_unicode
 from laneway.units import Duration
 
 

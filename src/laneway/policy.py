@@ -26,7 +26,7 @@ import msgspec
 from laneway import subscriptions, units
 from laneway.errors import BadMessage, BadPolicy
 from laneway.headers import MAX_COST
-from laneway.subscriptions import SEPARATOR, Kind, Subscription
+from laneway.subscriptions import SEPARATOR, Kind, Subscription, is_unicode
 from laneway.tiers import (
     USUAL,
     Tier as Tier,  # noqa: PLC0414  # users import it from here
@@ -383,15 +383,6 @@ def gate_names(gate: str | Sequence[str] | None) -> list[str]:
     if gate is None:
         return []
     return gate.split(GATE_SEPARATOR) if isinstance(gate, str) else list(gate)
-
-
-def is_unicode(text: str) -> bool:
-    """Return whether the text can be encoded; text with lone surrogates cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _group(value: Any) -> str:
@@ -985,6 +976,12 @@ def handling_patterns(topic: str) -> list[str]:
         for each in (name, subscriptions.ANY)
         for pattern in patterns
     ]
+
+
+def level_of(topic: str) -> str:
+    """Return the pattern of the topics on the same level."""
+    stem, dot, _ = topic.rpartition(".")
+    return f"{stem}.*" if dot else topic
 
 
 def matches(pattern: str, topic: str) -> bool:

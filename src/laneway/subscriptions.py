@@ -207,10 +207,11 @@ def _where(value: Any) -> Where:
 
 
 def _is_value(value: Any) -> bool:
-    return isinstance(value, str) and "*" not in value[:-1] and _is_unicode(value)
+    return isinstance(value, str) and "*" not in value[:-1] and is_unicode(value)
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Return whether the text can be encoded; text with lone surrogates cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

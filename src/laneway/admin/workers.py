@@ -24,7 +24,7 @@ from laneway.engines.base import (
     WorkerView,
 )
 from laneway.errors import Refused
-from laneway.policy import handling_patterns, matches
+from laneway.policy import handling_patterns, level_of, matches
 from laneway.subscriptions import SEPARATOR, consumer_pool, is_copy
 from laneway.working import commands
 from laneway.working.commands import WorkerCommand
@@ -265,7 +265,7 @@ class SlotHolder(NamedTuple):
         more = f"more slots (-c {4 * self.most})"
         if topic and matches(self.pattern, topic):
             return f"{more}, or another worker"
-        others = _level_of(topic) if topic else "the others"
+        others = level_of(topic) if topic else "the others"
         return f"{more}, a pool or a gate for {self.pattern}, or a tier with a reserve for {others}"
 
 
@@ -551,9 +551,3 @@ def check(engine: FullEngine) -> Check:
     workers = units.counted(coverage.count, "worker")
     busy = units.counted(coverage.busy, "handler runs", "handlers run")
     return Check("workers", ok=True, detail=f"{workers}, {busy}")
-
-
-def _level_of(topic: str) -> str:
-    """The pattern of the topics on the same level."""
-    stem, dot, _ = topic.rpartition(".")
-    return f"{stem}.*" if dot else topic

@@ -21,7 +21,7 @@ from laneway.cli.session import (
     with_exit_codes,
     with_notes,
 )
-from laneway.policy import is_unicode
+from laneway.subscriptions import is_unicode
 
 COMMANDS = {
     "init": "init",

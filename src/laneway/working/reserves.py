@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from laneway.message import Batch
-from laneway.policy import matches
+from laneway.policy import level_of, matches
 from laneway.tiers import MAX_RESERVE, Tier
 from laneway.units import SECOND
 from laneway.working.handler import Handler
@@ -270,7 +270,7 @@ class Reserves:
                 slots[pattern] += 1
                 of_handler[delivery.handler] += 1
                 if not matches(pattern, topic):  # a task that was called in another topic
-                    elsewhere.setdefault(pattern, set()).add(_level_of(topic))
+                    elsewhere.setdefault(pattern, set()).add(level_of(topic))
         full = {
             handler.covering
             for handler, count in of_handler.items()
@@ -309,9 +309,3 @@ class Reserves:
                 found.add(pattern)
         self._is_limited = bool(found)
         return found
-
-
-def _level_of(topic: str) -> str:
-    """The pattern of this topic's neighbors."""
-    stem, dot, _ = topic.rpartition(".")
-    return f"{stem}.*" if dot else topic

@@ -9,7 +9,6 @@ import socket
 import sys
 import types
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
@@ -343,7 +342,7 @@ class Task(_Task[..., Any]):
                 root_id=job_id,
             )
             try:
-                returned = self._performed(request)
+                returned = self._run_here(request)
             except Retry:
                 continue  # eager retries do not wait
             except Exception as error:  # noqa: BLE001  # the handle has it
@@ -357,12 +356,6 @@ class Task(_Task[..., Any]):
                 return EagerResult(job_id, cause, states.FAILURE, self.celery, self.name)
             return EagerResult(job_id, returned, states.SUCCESS, self.celery, self.name)
         raise AssertionError("attempts have no end")
-
-    def _performed(self, request: Request) -> Any:
-        if self.handler.kind != "async":
-            return self.perform(request)
-        with ThreadPoolExecutor(1) as thread:  # the caller may run in an event loop
-            return thread.submit(asyncio.run, self.aperform(request)).result()
 
     def AsyncResult(self, task_id: str) -> AsyncResult:  # noqa: N802  # Celery's name
         """The handle of a call of this task."""
