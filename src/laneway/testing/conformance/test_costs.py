@@ -241,9 +241,9 @@ def test_costs_without_a_rate_hold_nothing_back(driver: EngineDriver) -> None:
     """And neither does a concurrency count them: a lease is one lease."""
     driver.engine.gate_set("g", Gate(concurrency=3), now_us=driver.now)
     driver.policy("a", gate="g", concurrency=2)
-    put(driver, "a", 1000, 1000)
-    put(driver, "b", 1000)
-    assert sorted(driver.bodies()) == ["1000"] * 3
+    put(driver, "a", MAX_COST, MAX_COST)
+    put(driver, "b", MAX_COST)
+    assert driver.bodies() == [str(MAX_COST)] * 3
 
 
 def test_a_changed_rate_acts_on_what_is_owed(driver: EngineDriver) -> None:

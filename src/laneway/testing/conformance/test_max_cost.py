@@ -116,13 +116,6 @@ def test_max_cost_of_a_gate(driver: EngineDriver) -> None:
     put(driver, 10_000)
 
 
-def test_costs_without_a_limit_are_free(driver: EngineDriver) -> None:
-    driver.engine.gate_set("g", Gate(concurrency=1), now_us=driver.now)
-    driver.policy("a.*", gate="g", concurrency=2)
-    put(driver, MAX_COST)
-    assert driver.bodies() == [str(MAX_COST)]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lower_limit_charges_less(driver: EngineDriver, kind: str) -> None:
     """A message that was accepted before is charged what the limit allows now."""
