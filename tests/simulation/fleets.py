@@ -70,13 +70,16 @@ def cluster() -> Cluster:
     return started
 
 
+TIMEOUT = "timeout=3600"
+"""A server that is slow, or stopped for minutes, because of other programs has not failed."""
+
 ENGINES: dict[str, Callable[[Settings], FullEngine]] = {
     "sqlite": lambda settings: open_engine("sqlite://", settings),
     "model": lambda settings: cast("FullEngine", ClosedModel(settings)),
-    "valkey": lambda settings: open_engine(f"{server().url}?timeout=60", settings),
+    "valkey": lambda settings: open_engine(f"{server().url}?{TIMEOUT}", settings),
     "sqlite-4": lambda settings: open_engine(f"sqlite:///{folder()}?shards=4", settings),
-    "valkey-4": lambda settings: open_engine(f"{server().url}?shards=4&timeout=60", settings),
-    "valkey-moves": lambda settings: open_engine(f"{cluster().url}?shards=4&timeout=60", settings),
+    "valkey-4": lambda settings: open_engine(f"{server().url}?shards=4&{TIMEOUT}", settings),
+    "valkey-moves": lambda settings: open_engine(f"{cluster().url}?shards=4&{TIMEOUT}", settings),
 }
 
 STATES: list[dict[str, float]] = [

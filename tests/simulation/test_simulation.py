@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from unittest import mock
 
 import pytest
 
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.errors import EngineUnavailable
+from laneway.message import Settlement, SettlementAnswer
+from laneway.testing.simulation import Fleet
 from tests.seeds import seed_for
 from tests.simulation.fair_fleets import run_fair
 from tests.simulation.fleets import run
@@ -65,3 +74,47 @@ def test_one_seed_gives_one_history(engine: str) -> None:
     assert reports[0].store.calls == reports[1].store.calls
     assert reports[0].clock.now == reports[1].clock.now
     assert reports[0].messages.waits == reports[1].messages.waits
+
+
+@pytest.mark.parametrize("is_applied", [False, True])
+def test_a_store_that_really_fails_ends_the_simulation(*, is_applied: bool) -> None:
+    """
+    A server that is stopped for longer than the client's timeout is no fault of the seed.
+
+    Its error reached the worker as a lost answer, but no check had seen the call: the worker then
+    settled again, and the check took the answer for a lease that was lost with time left.
+    """
+    fleet = Fleet(partial(open_engine, "sqlite://"), Settings(), seed=1)
+    settle = fleet.store.engine.settle
+
+    def fails(settlements: Sequence[Settlement], **options: Any) -> list[SettlementAnswer]:
+        if is_applied:
+            settle(settlements, **options)
+        raise EngineUnavailable("no answer within 60 s", applied=None)
+
+    with mock.patch.object(fleet.store.engine, "settle", fails, create=True):
+        fleet.publisher("t", rate=10)
+        fleet.workers(1)
+        with pytest.raises(RuntimeError, match="settle: the store really failed") as raised:
+            fleet.run(10)
+    assert isinstance(raised.value.__cause__, EngineUnavailable)
+    fleet.close()
+
+
+def test_a_store_that_refuses_a_call_does_not_end_the_simulation() -> None:
+    """While a shard moves, a cluster refuses calls and changes nothing: the caller repeats them."""
+    fleet = Fleet(partial(open_engine, "sqlite://"), Settings(), seed=1)
+    settle, refusals = fleet.store.engine.settle, iter([True, True])
+
+    def refuses(settlements: Sequence[Settlement], **options: Any) -> list[SettlementAnswer]:
+        if next(refusals, False):
+            raise EngineUnavailable("the cluster does not serve the shard now", applied=False)
+        return settle(settlements, **options)
+
+    with mock.patch.object(fleet.store.engine, "settle", refuses, create=True):
+        fleet.publisher("t", rate=10)
+        fleet.workers(1)
+        fleet.run(10)
+        fleet.finish()
+    assert next(refusals, None) is None
+    fleet.close()

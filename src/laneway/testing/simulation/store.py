@@ -115,7 +115,11 @@ class Store:
         ]
 
     def call(self, operation: str, *arguments: Any, **options: Any) -> Wait:
-        """Call the engine through the network. Raises EngineUnavailable, and what it raises."""
+        """
+        Call the engine through the network. Raises EngineUnavailable, and what the engine raises.
+
+        If the engine itself fails and may have done the call, RuntimeError ends the simulation.
+        """
         network, clock = self.network, self.clock
 
         def begin(wake: Callable[..., None]) -> None:
@@ -126,12 +130,18 @@ class Store:
                 clock.after(self._delay(), partial(arrive, wake))
 
         def arrive(wake: Callable[..., None]) -> None:
-            answer, error = None, None
+            answer: Any = None
+            error: LanewayError | None = None
+            if self.is_down:
+                error = EngineUnavailable("the store is down")
             try:
-                if self.is_down:
-                    raise EngineUnavailable("the store is down")
-                answer = self.apply(operation, *arguments, **options)
+                answer = None if error else self.apply(operation, *arguments, **options)
             except LanewayError as raised:
+                if isinstance(raised, EngineUnavailable) and raised.applied is not False:
+                    # The checks did not see the call, and the same seed would not repeat this.
+                    raise RuntimeError(
+                        f"{operation}: the store really failed: {raised}"
+                    ) from raised
                 error = raised
             if clock.chance(network.lost_answers):
                 error = EngineUnavailable("the answer was lost", applied=None)
