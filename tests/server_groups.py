@@ -227,7 +227,7 @@ class Cluster(_Group):
         ):
             server.run("CLUSTER", "SETSLOT", slot, "NODE", self.node_id(to))
         # Before all know the new epoch, another move of the slot may get one that is too small:
-        # then each server says for ever that the other one has the slot.
+        # then each server redirects calls to the other one forever.
         until(lambda: len({self._owners(each) for each in self.masters}) == 1, "servers to agree")
 
     @staticmethod
