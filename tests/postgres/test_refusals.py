@@ -164,7 +164,7 @@ def test_settings_of_the_role_change_nothing(server: PostgresServer, opened: Ope
         "default_transaction_read_only": "on",
         "statement_timeout": "50",
         "lock_timeout": "50",
-        "idle_session_timeout": "50",
+        "idle_session_timeout": "500",  # also between the connection and its first statement
         "search_path": "pg_catalog",
         "client_encoding": "LATIN1",
         "DateStyle": "German",
@@ -176,7 +176,7 @@ def test_settings_of_the_role_change_nothing(server: PostgresServer, opened: Ope
     with store_of(second).writing(durable=False) as connection:
         thread = threading.Thread(target=first.put, args=(some(3),))
         thread.start()  # waits for the lock longer than the role's settings allow
-        connection.pipeline.send("SELECT pg_sleep(0.2)")
+        connection.pipeline.send("SELECT pg_sleep(0.6)")
         connection.pipeline.sync()
     thread.join()
     second.put([Draft("ü", "ü€".encode(), id="ü")])
