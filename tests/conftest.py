@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +18,11 @@ from hypothesis import settings
 # The programs themselves write none: what a test changes twice in a second must be read again.
 sys.dont_write_bytecode = False
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+# A shell that runs the tests in the background lets them ignore Ctrl-C, and so the programs that
+# they start and end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("fixed", derandomize=True, deadline=None)
 if "HYPOTHESIS_PROFILE" not in os.environ:
