@@ -121,6 +121,8 @@ def test_charts_zoom_into_the_url(shop: tuple[Laneway, Browser], chromium: Any) 
     page.wait_for_selector("#charts .u-over")
     page.keyboard.press("p")  # else a live change may replace it between the steps
     page.wait_for_selector("[data-live-state][data-kind=off]")
+    asked: list[str] = []
+    page.on("request", lambda each: asked.append(each.url) if "from=" in each.url else None)
     box = page.locator("#charts .u-over").first.bounding_box()
     page.mouse.move(box["x"] + 100, box["y"] + 30)
     page.mouse.down()
@@ -133,6 +135,8 @@ def test_charts_zoom_into_the_url(shop: tuple[Laneway, Browser], chromium: Any) 
     page.mouse.move(box["x"] + 200, box["y"] + 40, steps=4)
     page.mouse.up()
     page.wait_for_url(re.compile(r"range=6h&from=\d+&to=\d+$"))
+    pages = [each for each in asked if each.startswith(f"http://127.0.0.1:{shop[1].port}/?")]
+    assert len(pages) == 1, "the charts that follow do not ask for it again"
     start, end = map(int, re.findall(r"=(\d+)", page.url.split("6h")[1]))
     assert 60 < end - start < 6 * 3600
     page.wait_for_selector("text=Whole range")

@@ -66,7 +66,9 @@ function marks(list, ink) {
 }
 
 const SHORTEST = 10;
+let leaving;
 
+// Charts whose cursors move together are all selected: they ask for one page, once.
 function show(start, end) {
   const url = new URL(location);
   if (start == null && !url.searchParams.has("from")) return;
@@ -74,7 +76,8 @@ function show(start, end) {
     if (value == null) url.searchParams.delete(name);
     else url.searchParams.set(name, value);
   }
-  location.assign(url);
+  clearTimeout(leaving);
+  leaving = setTimeout(() => location.assign(url));
 }
 
 function zoom(plot) {
