@@ -114,10 +114,9 @@ def test_a_holder_that_works_is_waited_for(
 
 
 def test_a_process_that_computes_for_too_long_learns_why_its_transaction_ended(
-    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, opened: Opened
 ) -> None:
     """The server's reason is reported, not the end of the connection that follows it."""
-    monkeypatch.setitem(SETTINGS, "idle_in_transaction_session_timeout", 50)
     engine = opened(server.url)
 
     def compute() -> None:

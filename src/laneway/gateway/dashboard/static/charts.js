@@ -68,7 +68,7 @@ function marks(list, ink) {
 const SHORTEST = 10;
 let leaving;
 
-// Charts whose cursors move together are all selected: they ask for one page, once.
+// Charts that follow are selected, too, and ask again.
 function show(start, end) {
   const url = new URL(location);
   if (start == null && !url.searchParams.has("from")) return;
