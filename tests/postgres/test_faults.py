@@ -143,6 +143,23 @@ def test_an_answer_that_does_not_come_is_waited_for_once(
     assert sorted(drain(near)) == ["m0", "m1", "m2", "m3"]
 
 
+def test_a_message_whose_answer_does_not_come_may_be_stored(
+    opened: Opened, server: PostgresServer, network: Network, impatient: Callable[[], None]
+) -> None:
+    """It is sent together with its commit, so it is not published again without the caller."""
+    far = opened(network.url)
+    near = opened(server.url, namespace=far.namespace)  # type: ignore[attr-defined]
+    far.put([Draft("t", b"1")])
+    impatient()
+    network.cut(requests=False)
+    with pytest.raises(EngineUnavailable, match="no answer for") as caught:
+        far.put([Draft("t", b"2")])
+    assert caught.value.applied is None
+    network.restore(loses=True)
+    far.put([Draft("t", b"3")])
+    assert [each.body for each in near.lease(10).leases] == [b"1", b"2", b"3"]
+
+
 def test_a_process_runs_on_while_a_part_of_an_answer_is_missing(
     opened: Opened, network: Network
 ) -> None:

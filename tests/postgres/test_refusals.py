@@ -18,7 +18,7 @@ import pytest
 from laneway.engines.base import FullEngine, LogEntry
 from laneway.engines.postgres.address import schema_of
 from laneway.engines.postgres.pipeline import Pipeline, Ticket
-from laneway.engines.postgres.store import LAYOUT
+from laneway.engines.postgres.statements import LAYOUT
 from laneway.errors import EngineUnavailable, SchemaMismatch
 from laneway.message import Draft, Settlement
 from laneway.testing.postgres_server import PostgresServer
@@ -106,6 +106,7 @@ def test_program_of_an_older_version_beside_a_newer_one(
     server.execute(f'UPDATE "{schema}".layout SET version = {LAYOUT + 1}')
     calls: list[Callable[[], object]] = [
         lambda: old.put(some(1)),
+        lambda: old.put([Draft("t.1", b"x")]),
         lambda: old.put(some(3)),
         lambda: old.lease(1),
         lambda: old.settle([Settlement(lease.handle, lease.fence)]),
@@ -117,6 +118,7 @@ def test_program_of_an_older_version_beside_a_newer_one(
             call()
     counts = f'SELECT waiting, leased FROM "{schema}".shard ORDER BY epoch DESC LIMIT 1'
     assert server.execute(counts) == [(1, 1)]
+    assert server.execute(f'SELECT count(*) FROM "{schema}".inbox') == [(0,)]
 
 
 def test_a_user_with_the_rights_that_the_docs_list(server: PostgresServer, opened: Opened) -> None:

@@ -147,14 +147,22 @@ class Connection:
         """What `prefetch` has asked for, and nobody has read yet."""
         self._has_written = False
         """Whether the present transaction has changed something."""
+        self._sweep_turn = 0
+        """The turn of the sweep that this connection owes; 0: none."""
 
     def begin(
-        self, begin: Sequence[str], reads: Sequence[Read], *, changes_queue: bool
+        self,
+        begin: Sequence[str],
+        reads: Sequence[Read],
+        *,
+        changes_queue: bool,
+        is_whole: bool = False,
     ) -> tuple[int, int, bool]:
         """
         Begin a transaction by statements of which the last waits for the lock, and see whether
-        others have written. Returns the layout of the tables, since when the disk is full, and
-        whether the lock was not free.
+        others have written. `is_whole`: `reads` are all that it does, so its commit is sent, too.
+        Returns the layout of the tables, since when the disk is full, and whether the lock was not
+        free.
         """
         self._has_written, self._changes_queue = False, changes_queue
         self._asked.clear()
@@ -162,12 +170,16 @@ class Connection:
         turn_read = self._send("turn_read", ())
         for name, *values in reads:
             self.prefetch(name, *values)
+        if is_whole:
+            self._send_commit(takes_turn=True)
         assert turn_read is not None
         ((turn, server_us, layout, full_us),) = self.pipeline.rows(turn_read)
         self.ahead_us = server_us - time.time_ns() // 1000
         if turn != self.turn:
             self.turn = turn
             self._version += 1
+        if is_whole:
+            self._count_turn()
         return layout, full_us, self.pipeline.rows(lock) != [("free",)]
 
     def _warn(self, notice: psycopg.errors.Diagnostic) -> None:
@@ -175,20 +187,31 @@ class Connection:
 
     def commit(self) -> None:
         """Send all that is unsent and commit."""
-        self.warnings.clear()
-        if self._has_written and self._changes_queue:
-            self.take_turn()
-        self.pipeline.send("COMMIT")
+        takes_turn = self._has_written and self._changes_queue
+        self._send_commit(takes_turn=takes_turn)
+        if takes_turn:
+            self._count_turn()
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait for the answer to the commit."""
         self.pipeline.sync()
 
-    def take_turn(self) -> None:
-        """Tell other processes that this transaction changes something."""
-        self.run("turn_next")
-        self.turn += 1  # under the lock nobody else counts it up
-        if not self.turn % SWEEP_TURNS:
-            turn = [_int8(self.turn)]
+    def _send_commit(self, *, takes_turn: bool) -> None:
+        """`takes_turn`: tell other processes that this transaction changes something."""
+        self.warnings.clear()
+        if takes_turn:
+            self.run("turn_next")
+        if self._sweep_turn:
+            turn, self._sweep_turn = [_int8(self._sweep_turn)], 0
             for table in KEYED:  # nobody reads what they delete, so what was asked for stays
                 self.pipeline.send(single(f"{table}_sweep").text, (INT8,), turn)
+        self.pipeline.send("COMMIT")
+
+    def _count_turn(self) -> None:
+        self.turn += 1  # under the lock nobody else counts it up
+        if not self.turn % SWEEP_TURNS:
+            self._sweep_turn = self.turn
 
     def roll_back(self) -> None:
         """End the transaction, whatever failed in it."""

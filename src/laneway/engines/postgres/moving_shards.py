@@ -34,8 +34,8 @@ from laneway.engines.postgres.servers import (
     read_setting,
     write_setting,
 )
+from laneway.engines.postgres.statements import LAYOUT
 from laneway.engines.postgres.store import (
-    LAYOUT,
     LOCK_CLASS,
     LOCK_SECONDS,
     MOVER,

@@ -133,8 +133,7 @@ class Pipeline:
         if ticket.result is None:
             # Not a mere flush: the server counts how long a transaction is idle only after a
             # synchronization, and so frees the lock of a client that has stopped.
-            if not self._is_synced:
-                self.send_sync()
+            self._synchronize()
             self._read(ticket)
         if ticket.result is None:
             raise psycopg.OperationalError("the statement was skipped: one before it has failed")
@@ -142,8 +141,12 @@ class Pipeline:
 
     def sync(self) -> None:
         """Wait for everything that was sent. Raises psycopg.Error as `result` does."""
-        self.send_sync()
+        self._synchronize()
         self._read(None)
+
+    def _synchronize(self) -> None:
+        if not self._is_synced:
+            self.send_sync()
 
     def send_sync(self) -> None:
         """After a failed statement, those behind this one run again."""

@@ -29,6 +29,9 @@ from laneway.engines.postgres.listing_statements import STATEMENTS
 from laneway.engines.sql.rows import ROW_COLUMNS, Held
 from laneway.engines.sql.statements import load, schema, tables_of
 
+LAYOUT = 3
+"""The layout of the tables; 2 is that of 0.1.0, the first version whose tables are kept."""
+
 EPOCHS = {
     "lane": "lane",
     "tier_queue": "tier_queue",
@@ -92,6 +95,7 @@ SQL = (
             "least": "least",
             "greatest": "greatest",
             "char": "chr",
+            "layout": str(LAYOUT),
         },
     )
     | STATEMENTS

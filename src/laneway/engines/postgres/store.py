@@ -36,6 +36,7 @@ from laneway.engines.postgres.connection import Connection
 from laneway.engines.postgres.errors import explain, was_applied
 from laneway.engines.postgres.flusher import Flusher, NotConfirmed
 from laneway.engines.postgres.reserve import LOOK_BYTES, Reserve
+from laneway.engines.postgres.statements import LAYOUT
 from laneway.engines.shared import forking
 from laneway.engines.sql import store as sql_store
 from laneway.engines.sql.store import Outdated, Place, Read
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
     from laneway.engines.postgres.address import Address
     from laneway.engines.postgres.servers import ShardServer
     from laneway.message import Draft
-
-LAYOUT = 3
-"""The layout of the tables; 2 is that of 0.1.0, the first version whose tables are kept."""
 
 LEAST_SERVER = 140_000
 
@@ -417,10 +415,14 @@ class Store(sql_store.Store):
         changes_queue: bool = True,
         syncs: bool = True,
         reads: Sequence[Read] = (),
+        is_whole: bool = False,
     ) -> Iterator[Connection]:
+        """`is_whole`: `reads` are all that it does, so its commit is sent with them."""
         with self.lock:
             self.refuse_nested()
-            connection = self._begin(reads, changes_queue=changes_queue, durable=durable)
+            connection = self._begin(
+                reads, changes_queue=changes_queue, durable=durable, is_whole=is_whole
+            )
             try:
                 yield connection
             except BaseException as error:
@@ -428,16 +430,18 @@ class Store(sql_store.Store):
                 if isinstance(error, psycopg.errors.DivisionByZero):
                     raise Outdated from error
                 if isinstance(error, psycopg.Error):
-                    raise self.explain(error) from error
+                    raise self._explain_early(error, is_whole=is_whole) from error
                 raise
-            self._commit(connection, changes_queue=changes_queue)
+            self._commit(connection, changes_queue=changes_queue, is_whole=is_whole)
             commit = self.written
             if durable and connection.warnings:  # an operator has canceled the wait for the standby
                 raise self.explain(NotConfirmed("; ".join(connection.warnings)), applied=None)
         if durable and syncs:
             self.sync(commit)
 
-    def _begin(self, reads: Sequence[Read], *, changes_queue: bool, durable: bool) -> Connection:
+    def _begin(
+        self, reads: Sequence[Read], *, changes_queue: bool, durable: bool, is_whole: bool = False
+    ) -> Connection:
         """Begin a transaction under the lock; on a new connection if the old one is lost."""
         connection = self._usable()
         began, was_lost, moves = time.monotonic(), False, 0
@@ -447,7 +451,7 @@ class Store(sql_store.Store):
                     self._flusher.prepare()
                 begin = (_BEGIN, *self._before[durable], self._lock_text)
                 layout, self._reserve.full_us, had_to_wait = connection.begin(
-                    begin, reads, changes_queue=changes_queue
+                    begin, reads, changes_queue=changes_queue, is_whole=is_whole
                 )
                 self._check_layout(layout)
             except psycopg.Error as error:
@@ -458,8 +462,12 @@ class Store(sql_store.Store):
                     self._end_stuck_holder()
                 elif self._has_moved(error, moves):
                     moves += 1
-                elif was_lost or not isinstance(error, psycopg.OperationalError):
-                    raise self.explain(error) from error
+                elif (
+                    was_lost
+                    or not isinstance(error, psycopg.OperationalError)
+                    or (is_whole and error.sqlstate is None)
+                ):
+                    raise self._explain_early(error, is_whole=is_whole) from error
                 else:
                     was_lost = True
                 connection = self._usable()
@@ -478,6 +486,10 @@ class Store(sql_store.Store):
         self._in_transaction = True
         return connection
 
+    def _explain_early(self, error: psycopg.Error, *, is_whole: bool) -> LanewayError:
+        """What an error before the commit's answer means: a lost connection answers nothing."""
+        return self.explain(error, applied=None if is_whole and error.sqlstate is None else False)
+
     def _end_stuck_holder(self) -> None:
         connection = self._usable()
         try:
@@ -487,10 +499,16 @@ class Store(sql_store.Store):
             self._roll_back(connection, error)
             raise self.explain(error) from error
 
-    def _commit(self, connection: Connection, *, changes_queue: bool) -> None:
+    def _commit(
+        self, connection: Connection, *, changes_queue: bool, is_whole: bool = False
+    ) -> None:
+        """`is_whole`: the commit was sent with the beginning."""
         self._in_transaction = False
         try:
-            connection.commit()
+            if is_whole:
+                connection.finish()
+            else:
+                connection.commit()
         except psycopg.Error as error:
             self._roll_back(connection, error)
             if isinstance(error, psycopg.errors.DivisionByZero):
@@ -581,10 +599,10 @@ class Store(sql_store.Store):
             durable=True,
             changes_queue=False,
             syncs=False,
-            reads=((name, *values),),  # with BEGIN, so that nobody waits for it alone
+            reads=((name, *values),),
+            is_whole=True,
         ) as connection:
             rows: list[Any] = connection.all(name, *values)
-            connection.take_turn()  # so that other processes look into the inbox
         return rows
 
     def clock(self) -> int:

@@ -19,6 +19,7 @@ SELECT greatest(s.seq, i.last, ?1) + 1, ?2, ?3, ?4, nullif(?5, ''), ?6,
     ORDER BY n.lane DESC, n.epoch DESC LIMIT 1) l ON true
  WHERE s.policy_version = ?7
    AND (s.own = 0 OR NOT EXISTS (SELECT 1 FROM own_policy WHERE topic = ?3))
+   AND (SELECT version FROM layout) = {layout}
 RETURNING mid,
           coalesce((SELECT min(i.mid) FROM inbox i WHERE i.fence IS NULL AND i.mid >
                      (SELECT seq FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1)),
