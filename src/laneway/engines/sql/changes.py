@@ -9,19 +9,18 @@ statements.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway.engines.base import CHANGED
 from laneway.engines.shared.size_classes import AGE_SHIFT, SMALLEST, size_class
 from laneway.engines.shared.states import ASLEEP, AT_GATE, IDLE, RUNNABLE
-from laneway.engines.sql.rows import LANE_COLUMNS, Lane, Shard
-from laneway.engines.sql.statements import CLASSES, COUNTS, MARKS, PLACING
+from laneway.engines.sql.rows import LANE_COLUMNS, NONE, Lane, Shard
+from laneway.engines.sql.statements import CLASSES, COUNTS, PLACING
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from laneway.engines.sql.lane_cache import LaneCache
     from laneway.engines.sql.store import Session
@@ -44,9 +43,7 @@ if TYPE_CHECKING:
             """It has a position at a gate."""
 
 
-_PLACED = len(PLACING)
-_CLASSES = range(len(CLASSES))
-if LANE_COLUMNS[4:] != PLACING + COUNTS + CLASSES:
+if LANE_COLUMNS[4:] != PLACING + CLASSES + COUNTS:
     raise AssertionError("the columns of a lane are not in the order in which they are written")
 
 
@@ -64,50 +61,66 @@ class LaneChanges:
 
     def write(self, tx: Transaction) -> list[str]:
         """Write all of them and forget them; returns what watchers of topics are notified of."""
-        shard, lane_cache, now = tx.shard, tx.lane_cache, tx.now
-        watched = self._watched(now)
-        written: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
-        inserted: list[tuple[Any, ...]] = []
+        watched = self._watched(tx.now)
         self._merge()
-        for lane in self.dirty.values():
-            if lane.forgotten:
-                shard.lanes -= 1
-                lane_cache.drop(lane)
-                if not lane.is_new:
-                    written["lane_delete"].append((lane.lane,))
-            elif lane.is_new:
-                inserted.append(_inserted(lane, now))
-                _expect(tx, lane)
-            else:
-                _whole(lane, now, written)
-                _expect(tx, lane)
-        usual = written["lane_grow"]
+        grown: list[tuple[Any, ...]] = []
         for lane in self.grown.values():
             ready = lane.ready
             waiting = ready + lane.delayed + lane.parked
             big = size_class(waiting) if waiting >= SMALLEST else None
             if big == lane.big and lane.old is not None and ready:  # no other class can change
-                usual.append((ready, lane.bytes, lane.published, lane.lane))
-                continue
-            _classify(lane, now)
-            before, lane.stored_index = lane.stored_index, lane.index_columns()
-            mark, changed = _changed_classes(before, lane.stored_index)
-            written[f"lane_grow{mark}"].append(
-                (ready, lane.bytes, lane.published, *changed, lane.lane)
-            )
+                grown.append((ready, lane.bytes, lane.published, lane.lane))
+            else:
+                self.dirty[lane.lane] = lane
+        self._write_dirty(tx)
+        _expect(tx, self.dirty.values())
+        _expect(tx, self.ended.values())
+        ended = []
         for lane in self.ended.values():
-            lane.stored_index = lane.index_columns()
-            written["lane_end"].append((lane.leased, lane.done, lane.wake or 0, lane.lane))
-            _expect(tx, lane)
-        written["lane_shrink"] = [
-            (lane.leased, lane.done, lane.lane) for lane in self.shrunk.values()
-        ]
-        tx.run_rows("lane_insert", inserted)
-        for name, rows in written.items():
-            tx.run_many(name, rows)
+            lane.stored_placing = lane.placing()
+            ended.append((lane.leased, lane.done, lane.wake or 0, lane.lane))
+        tx.run_many("lane_grow", grown)
+        tx.run_many("lane_end", ended)
+        shrunk = self.shrunk.values()
+        tx.run_many("lane_shrink", [(lane.leased, lane.done, lane.lane) for lane in shrunk])
         for each in (self.dirty, self.grown, self.shrunk, self.ended):
             each.clear()
         return watched
+
+    def _write_dirty(self, tx: Transaction) -> None:
+        """Write the lanes that changed otherwise: only the kinds of columns that did."""
+        now, cache = tx.now, tx.lane_cache
+        inserted: list[tuple[Any, ...]] = []
+        written: list[tuple[Any, ...]] = []
+        placed: list[tuple[Any, ...]] = []
+        counted: list[tuple[Any, ...]] = []
+        deleted: list[tuple[int]] = []
+        for lane in self.dirty.values():
+            if lane.forgotten:
+                tx.shard.lanes -= 1
+                cache.drop(lane)
+                if not lane.is_new:
+                    deleted.append((lane.lane,))
+                continue
+            _classify(lane, now)
+            lane.pack()
+            placing, classes, counts = lane.placing(), lane.classes(), lane.counts()
+            if lane.is_new:
+                lane.is_new = False
+                name, rule = lane.name, 0 if lane.rule == lane.name else lane.rule
+                inserted.append((name, rule, lane.own, *placing, *classes, *counts))
+            elif classes != lane.stored_classes:
+                written.append(placing + classes + counts)
+            elif placing != lane.stored_placing:
+                placed.append(placing + counts)
+            else:
+                counted.append(counts)
+            lane.stored_placing, lane.stored_classes = placing, classes
+        tx.run_rows("lane_insert", inserted)
+        tx.run_many("lane_delete", deleted)
+        tx.run_many("lane_write", written)
+        tx.run_many("lane_place", placed)
+        tx.run_many("lane_count", counted)
 
     def _watched(self, now: int) -> list[str]:
         """The lanes that changed and are watched, see `Wakeup.watch_topic`."""
@@ -135,74 +148,41 @@ class LaneChanges:
                 del each[number]
 
 
-def _expect(tx: Transaction, lane: Lane) -> None:
-    """The lane has a position in an index, maybe before all others."""
-    shard = tx.shard
-    if lane.place == RUNNABLE:
-        if lane.vt < tx.first_vt(lane.tier_queue):
-            tx.begins_at(lane.tier_queue, lane.vt)
-    elif lane.place == AT_GATE:
-        tx.has_turn(lane)
-    elif lane.wake is not None:
-        if lane.place == ASLEEP:
-            shard.first_asleep = min(shard.first_asleep, lane.wake)
-            tx.first_asleep = min(tx.first_asleep, lane.wake)
-        elif lane.place == IDLE:
-            shard.first_idle = min(shard.first_idle, lane.wake)
-
-
-def _inserted(lane: Lane, now: int) -> tuple[Any, ...]:
-    _classify(lane, now)
-    lane.pack()
-    lane.is_new = False
-    lane.stored_index = lane.index_columns()
-    indexed = [value or 0 for value in lane.stored_index]
-    rule = 0 if lane.rule == lane.name else lane.rule
-    return (
-        lane.lane,
-        lane.name,
-        rule,
-        lane.own,
-        *indexed[:_PLACED],
-        *lane.counts(),
-        *indexed[_PLACED:],
-    )
-
-
-def _whole(lane: Lane, now: int, written: defaultdict[str, list[tuple[Any, ...]]]) -> None:
-    _classify(lane, now)
-    lane.pack()
-    before, lane.stored_index = lane.stored_index, lane.index_columns()
-    mark, changed = _changed_classes(before, lane.stored_index)
-    if before[:_PLACED] == lane.stored_index[:_PLACED]:
-        written[f"lane_count{mark}"].append((*lane.counts(), *changed, lane.lane))
-    else:
-        placing = [value or 0 for value in lane.stored_index[:_PLACED]]
-        written[f"lane_place{mark}"].append((*placing, *lane.counts(), *changed, lane.lane))
+def _expect(tx: Transaction, lanes: Iterable[Lane]) -> None:
+    """These lanes have positions in indexes, maybe before all others."""
+    shard, first_vts = tx.shard, dict[int, int]()
+    for lane in lanes:
+        if lane.forgotten:
+            continue
+        place, wake = lane.place, lane.wake
+        if place == RUNNABLE:
+            if lane.vt < first_vts.get(lane.tier_queue, NONE):
+                first_vts[lane.tier_queue] = lane.vt
+        elif place == AT_GATE:
+            tx.has_turn(lane)
+        elif place == ASLEEP and wake is not None:
+            shard.first_asleep = min(shard.first_asleep, wake)
+            tx.first_asleep = min(tx.first_asleep, wake)
+        elif place == IDLE and wake is not None and wake < shard.first_idle:
+            shard.first_idle = wake
+    for number, vt in first_vts.items():
+        if vt < tx.first_vt(number):
+            tx.begins_at(number, vt)
 
 
 def _classify(lane: Lane, now: int) -> None:
     """Set the lane's size classes, see `shared.size_classes`."""
-    waiting = lane.waiting
+    ready = lane.ready
+    waiting = ready + lane.delayed + lane.parked
     lane.big = size_class(waiting) if waiting >= SMALLEST else None
-    if not lane.ready:
+    if not ready:
         lane.old = None
     elif lane.old is None:
         lane.old = now >> AGE_SHIFT
-    counted = max(lane.before, lane.lately)
-    lane.busy = size_class(counted) if counted >= SMALLEST else None
+    if lane.lately >= SMALLEST or lane.before >= SMALLEST:
+        lane.busy = size_class(max(lane.before, lane.lately))
+    else:
+        lane.busy = None
     throttled = lane.throttled + lane.held_until - lane.held_since
     if throttled >= SECOND:
         lane.slow = size_class(throttled // 10_000)
-
-
-def _changed_classes(before: tuple[Any, ...], after: tuple[Any, ...]) -> tuple[str, Sequence[int]]:
-    """The size classes that changed: as the end of a statement's name, and their values."""
-    if before[_PLACED:] == after[_PLACED:]:
-        return "", ()
-    mark, values = "", []
-    for n in _CLASSES:
-        if before[_PLACED + n] != after[_PLACED + n]:
-            mark += MARKS[n]
-            values.append(after[_PLACED + n] or 0)
-    return mark, values

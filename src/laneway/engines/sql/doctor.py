@@ -39,8 +39,8 @@ def _lane_cache(tx: Transaction) -> Check:
         cached = tx.lane_cache.lanes.get(row[0])
         if (
             cached is not None
-            and cached.index_columns() + cached.counts()
-            != (read := Lane(*row)).index_columns() + read.counts()
+            and cached.placing() + cached.classes() + cached.counts()
+            != (read := Lane(*row)).placing() + read.classes() + read.counts()
         ):
             wrong += 1
             tx.lane_cache.drop(cached)

@@ -40,7 +40,7 @@ class Lane:
     """
     A row of `lane`. `tier_queue`: the number of its tier queue; below 0: of its group, negated. The
     fields from `retried` on are stored in `lane.more`, as JSON; those from
-    `stored_index` on are not stored. The places are drawn in `shared.states`.
+    `stored_placing` on are not stored. The places are drawn in `shared.states`.
     """
 
     lane: int
@@ -53,6 +53,10 @@ class Lane:
     vt: int = 0
     gate: str | None = None  # at gates: where it waits; else where it waited last
     turn: int = 0  # its virtual time there
+    old: int | None = None
+    big: int | None = None
+    busy: int | None = None
+    slow: int | None = None
     tat: int = 0
     ready: int = 0
     delayed: int = 0
@@ -68,10 +72,6 @@ class Lane:
     first_rank: int = NO_RANK  # with `first_pos`: none of its ready messages has an earlier place
     first_pos: int = 0
     more: str | None = None
-    big: int | None = None
-    old: int | None = None
-    busy: int | None = None
-    slow: int | None = None
 
     retried: int = 0
     died: int = 0
@@ -96,7 +96,8 @@ class Lane:
     turns: dict[str, int] | None = None  # its virtual times at others than `gate`
     ranks: list[list[int]] | None = None  # further first places, see `expect`
 
-    stored_index: tuple[Any, ...] = ()  # the indexed columns as they are stored
+    stored_placing: tuple[Any, ...] = ()  # these columns as they are stored
+    stored_classes: tuple[int, ...] = ()
     # what tallies.py has counted of this lane
     counted_published: int = 0
     counted_delivered: int = 0
@@ -192,23 +193,24 @@ class Lane:
         self.throttled += fairness.held_us(self.held_since, self.held_until, now)
         self.held_since, self.held_until = (now, until) if until > now else (0, 0)
 
-    def index_columns(self) -> tuple[Any, ...]:
-        """The columns that indexes have: PLACING, then CLASSES."""
+    def placing(self) -> tuple[Any, ...]:
+        """The columns PLACING, as they are bound."""
         return (
             self.tier_queue,
             self.place,
-            self.wake,
+            self.wake or 0,
             self.vt,
-            self.gate,
+            self.gate or 0,
             self.turn,
-            self.big,
-            self.old,
-            self.busy,
-            self.slow,
+            self.old or 0,
         )
 
+    def classes(self) -> tuple[int, ...]:
+        """The columns CLASSES, as they are bound."""
+        return self.big or 0, self.busy or 0, self.slow or 0
+
     def counts(self) -> tuple[Any, ...]:
-        """The other columns that change: COUNTS."""
+        """The other columns that change, COUNTS, and its number."""
         return (
             self.tat,
             self.ready,
@@ -225,6 +227,7 @@ class Lane:
             self.first_rank,
             self.first_pos,
             self.more or 0,
+            self.lane,
         )
 
     def set_counted(self) -> None:
@@ -691,7 +694,7 @@ read_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 _LANE = _names(Lane)
 LANE_COLUMNS = _LANE[: _LANE.index("retried")]
-MORE = _LANE[len(LANE_COLUMNS) : _LANE.index("stored_index")]
+MORE = _LANE[len(LANE_COLUMNS) : _LANE.index("stored_placing")]
 _NOTHING_MORE = (0,) * MORE.index("flow")  # `flow` and what follows are seldom stored
 GROUP_COLUMNS = _names(GroupQueue)[:-2]
 ROW_COLUMNS = Row.__struct_fields__

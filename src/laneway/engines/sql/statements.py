@@ -82,15 +82,17 @@ _COLUMNS = {
     f" (SELECT s.value FROM setting s WHERE s.name = '{GRANT}' || gate.name)",
 }
 
-PLACING = ("tier_queue", "place", "wake", "vt", "gate", "turn")
-"""Columns of `lane` that indexes have, besides the size classes."""
+PLACING = ("tier_queue", "place", "wake", "vt", "gate", "turn", "old")
+"""Columns of `lane` that indexes have, and that change with its place."""
 
-CLASSES = ("big", "old", "busy", "slow")
+CLASSES = ("big", "busy", "slow")
+"""Those that change seldom."""
+
 COUNTS = tuple(
     name for name in LANE_COLUMNS if name not in {"lane", "name", "rule", "own", *PLACING, *CLASSES}
 )
 
-_NULLABLE = {"rule", "wake", "gate", "more", *CLASSES}
+_NULLABLE = {"rule", "wake", "gate", "more", "old", *CLASSES}
 """Columns of `lane` that are bound as 0 where they are None."""
 
 
@@ -98,9 +100,10 @@ def _bound(column: str) -> str:
     return "nullif(?, 0)" if column in _NULLABLE else "?"
 
 
+_INSERTED = (*LANE_COLUMNS[1:], "lane")
 _GENERATED = {
-    "lane_insert": f"INSERT INTO lane ({', '.join(LANE_COLUMNS)})"
-    f" VALUES ({', '.join(map(_bound, LANE_COLUMNS))}) ON CONFLICT DO NOTHING"
+    "lane_insert": f"INSERT INTO lane ({', '.join(_INSERTED)})"
+    f" VALUES ({', '.join(map(_bound, _INSERTED))}) ON CONFLICT DO NOTHING"
 }
 """Statements with all columns of a lane, or those of one kind of change."""
 
@@ -110,22 +113,16 @@ for _name in KEYS_OF_LANES:
     _GENERATED[_name] = f"DELETE FROM {_table} WHERE lane IN (SELECT value FROM {{array ?}} j)"
 
 
-MARKS = tuple(f"+{name}" for name in CLASSES)
-"""What the name of a statement ends with for each size class that it sets too."""
-
-
-for _number in range(1 << len(CLASSES)):
-    _changed = [n for n in range(len(CLASSES)) if _number >> n & 1]
-    for _name, _columns in (
-        ("lane_count", COUNTS),
-        ("lane_place", PLACING + COUNTS),
-        ("lane_grow", ("ready", "bytes", "published")),
-    ):
-        _set = (*_columns, *(CLASSES[n] for n in _changed))
-        _GENERATED[_name + "".join(MARKS[n] for n in _changed)] = (
-            f"UPDATE lane SET {', '.join(f'{name} = {_bound(name)}' for name in _set)} WHERE"
-            " lane = ?"
-        )
+for _name, _columns in (
+    ("lane_write", PLACING + CLASSES + COUNTS),
+    ("lane_place", PLACING + COUNTS),
+    ("lane_count", COUNTS),
+    ("lane_grow", ("ready", "bytes", "published")),
+):
+    _GENERATED[_name] = (
+        f"UPDATE lane SET {', '.join(f'{name} = {_bound(name)}' for name in _columns)}"
+        " WHERE lane = ?"
+    )
 
 
 class UnwrittenRows(Protocol):

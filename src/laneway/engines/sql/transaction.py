@@ -541,7 +541,7 @@ class Transaction(Statements):
             if lane.more is not None:
                 lane.unpack()
             lane.set_counted()
-            lane.stored_index = lane.index_columns()
+            lane.stored_placing, lane.stored_classes = lane.placing(), lane.classes()
             self.lane_cache.add(lane)
         return lane
 
