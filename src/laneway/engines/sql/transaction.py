@@ -66,6 +66,9 @@ MOST_RESOLVED = 200_000
 MOST_SETS = 20_000
 """Different sets of topics' own policies that are cached."""
 
+_SERVED = (RUNNABLE, AT_GATE)
+"""The places of lanes that have a position in their tier queue."""
+
 _stored = attrgetter(
     *("vt", "carry", "mean", "delivered", "first_vt", "first_group_vt", "first_gate_vt", "number")
 )
@@ -587,6 +590,7 @@ class Transaction(Statements):
             tier_queue.number,
             vt=tier_queue.vt,
             seen=self.now,
+            placed_by=policy,
             is_new=True,
         )
         if group is not None:
@@ -614,7 +618,8 @@ class Transaction(Statements):
         """Like `touch`, where only `leased` and `done` changed (and an idle lane's `wake`)."""
         if lane.place == IDLE:
             policy = self.policy_of(lane)
-            if lane.ready or policy.paused or self._is_elsewhere(lane, policy):
+            is_elsewhere = lane.placed_by is not policy and self._is_elsewhere(lane, policy)
+            if lane.ready or policy.paused or is_elsewhere:
                 self.place(lane)
                 return
             _, lane.wake = self._place_of(lane, policy, self.tier_queue_of(lane))
@@ -821,7 +826,7 @@ class Transaction(Statements):
         """Determine the lane's place; the rule is docs/specification.md, "Placing"."""
         self._changes.dirty[lane.lane] = lane
         policy = self.policy_of(lane)
-        if self._is_elsewhere(lane, policy):
+        if lane.placed_by is not policy and self._is_elsewhere(lane, policy):
             self._move(lane, policy)
         if lane.key_limits and lane.key_limits != policy.key_limits and lane.parked:
             key_limits.limits_changed(self, lane, policy)
@@ -833,16 +838,17 @@ class Transaction(Statements):
             self._place_in_group(lane, place, tier_queue)
         key = (self.gate_of(lane, policy) or "") if place == AT_GATE else ""
         was, before = lane.place, lane.gates_key if lane.place == AT_GATE else ""
-        if was in (RUNNABLE, AT_GATE) and (place != was or key != before):
+        comes_up = was != place and place in _SERVED
+        if was in _SERVED and (place != was or key != before):
             self._has_departures = True
-        if place in (RUNNABLE, AT_GATE) and was != place:
+        if comes_up:
             self.came_up.append(lane)
             if (place == RUNNABLE or was != RUNNABLE) and lane.tier_queue > 0:
                 lane.vt = max(lane.vt, tier_queue.vt)
         if key or before:
             self._place_at_gates(lane, before, key, place)
-        if place in (RUNNABLE, AT_GATE) and was != place:
-            self._notify_pool(tier_queue, lane.gate if key else None)
+        if comes_up and (not key or self._is_open(lane.gate)):
+            self.pools_to_notify.add(tier_queue.pool)
         lane.place, lane.wake = place, wake
 
     def _place_at_gates(self, lane: Lane, before: str, key: str, place: int) -> None:
@@ -869,8 +875,6 @@ class Transaction(Statements):
 
     def _is_elsewhere(self, lane: Lane, policy: Resolved) -> bool:
         """Whether the lane is not in the tier queue, or not in the group, of its policy."""
-        if lane.placed_by is policy:
-            return False
         tier_queue, group = self.tier_queue_of(lane), self.group_of(lane)
         is_elsewhere = (
             tier_queue.pool != policy.pool
@@ -883,7 +887,7 @@ class Transaction(Statements):
     def _place_in_group(self, lane: Lane, place: int, tier_queue: TierQueue) -> None:
         """A lane of a group gets another place; a group that wakes earns no credit either."""
         group = self.groups.get(-lane.tier_queue)
-        if place in (RUNNABLE, AT_GATE) and lane.place not in (RUNNABLE, AT_GATE):
+        if place in _SERVED and lane.place not in _SERVED:
             if not group.competing:
                 group.vt = max(group.vt, tier_queue.vt)
             lane.vt = max(lane.vt, group.inner_vt)
@@ -902,11 +906,9 @@ class Transaction(Statements):
         """Another entry of the tier queue may be first at the gate."""
         self._gate_tier_queues.add((tier_queue, gate))
 
-    def _notify_pool(self, tier_queue: TierQueue, gate: str | None) -> None:
-        """Wake a worker of the pool, unless the lane came to a gate that is shut."""
-        if gate is not None and not all(state.is_open(self.now) for state in self.gates_in(gate)):
-            return
-        self.pools_to_notify.add(tier_queue.pool)
+    def _is_open(self, gate: str | None) -> bool:
+        """Whether a worker that is notified of a lane at this gate can lease from it."""
+        return all(state.is_open(self.now) for state in self.gates_in(gate))
 
     def _place_of(
         self, lane: Lane, policy: Resolved, tier_queue: TierQueue, *, was_visited: bool = False
@@ -953,7 +955,7 @@ class Transaction(Statements):
             lane.tier_queue > 0 or self.gate_of(lane, policy) is None
         ):
             return RUNNABLE, None
-        if lane.place in (RUNNABLE, AT_GATE) and not was_visited:
+        if lane.place in _SERVED and not was_visited:
             return lane.place, None
         states = self.gates_in(self.gate_of(lane, policy))
         if not all(state.has_spare(now, state.claimed) for state in states):
@@ -1053,17 +1055,17 @@ class Transaction(Statements):
         forgotten = self.all("lanes_forget", self.shard.first_idle, self.now, most)
         self.forget_keys([number for number, _, _ in forgotten])
         self.groups.load({-tier_queue for _, _, tier_queue in forgotten if tier_queue < 0})
-        for number, name, tier_queue in forgotten:
-            self.shard.lanes -= 1
-            lane = self.lane_cache.lanes.get(number)
-            if lane is not None:  # counted while it is in its group, which may end with it
-                self.tallies.count(self, (lane,))
+        cached = [lane for row in forgotten if (lane := self.lane_cache.lanes.get(row[0]))]
+        if cached:  # counted while they are in their groups, which may end with them
+            self.tallies.count(self, cached)
+        for lane in cached:
+            lane.forgotten = True
+            self._changes.dirty.pop(lane.lane, None)
+            self.lane_cache.drop(lane)
+        self.shard.lanes -= len(forgotten)
+        for _, name, tier_queue in forgotten:
             if tier_queue < 0:
                 self.groups.lose(self.groups.get(-tier_queue), 1)
-            if lane is not None:
-                lane.forgotten = True
-                self._changes.dirty.pop(number, None)
-                self.lane_cache.drop(lane)
             self._absent.add(name)
             self._lane_left(name, tier_queue)
 
