@@ -1,4 +1,4 @@
-"""Messages that their publish leases to a worker that waits."""
+"""Messages that their publish leases to a worker that waits: its socket."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings, WorkListener
-from laneway.engines.sql import inbox
-from laneway.engines.sql.wakeup import SENT_LEASE_SECONDS
+from laneway.engines.sql import inbox, listeners
+from laneway.engines.sql.wakeup import LEAST_STARTABLE, SENT_LEASE_SECONDS
 from laneway.engines.sqlite import wakeup
 from laneway.engines.sqlite.engine import SqliteEngine
-from laneway.engines.sqlite.wakeup import LEAST_STARTABLE
 from laneway.message import Batch, Draft, Lease, Settlement
 from laneway.units import SECOND
 from laneway.working.options import Options
@@ -72,7 +71,7 @@ def listener(worker: FullEngine) -> Iterator[WorkListener]:
 @pytest.fixture(autouse=True)
 def _every_message_may_be_leased(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "PAUSE_SECONDS", 0.0)
-    for each in (inbox, wakeup):
+    for each in (inbox, listeners, wakeup):
         monkeypatch.setattr(each, "SENT_LEASE_SECONDS", SENT_LEASE_SECONDS)
 
 
@@ -85,87 +84,6 @@ def received(listener: WorkListener) -> Lease:
 
 def assert_is_healthy(engine: FullEngine) -> None:
     assert [check for check in engine.doctor() if not check.ok] == []
-
-
-def test_a_publish_leases_to_a_waiting_worker(
-    engine: FullEngine, worker: FullEngine, listener: WorkListener
-) -> None:
-    """With all that a lease has; nobody else gets it."""
-    (receipt,) = engine.put([Draft("a", b"1", headers={"h": "x"}, priority=3)])
-    lease = received(listener)
-    assert (lease.id, lease.topic, lease.body) == (receipt.id, "a", b"1")
-    assert (lease.headers, lease.priority) == ({"h": "x"}, 3)
-    assert (lease.attempt, lease.deliveries, lease.suspect) == (1, 1, False)
-    assert not engine.lease(10).leases
-    assert (engine.overview().leased, engine.overview().waiting) == (1, 0)
-    assert worker.settle([Settlement(lease.handle, lease.fence)]) == ["acked"]
-    assert worker.settle([Settlement(lease.handle, lease.fence)]) != ["acked"]
-    assert (engine.overview().leased, engine.overview().done) == (0, 1)
-    assert_is_healthy(engine)
-
-
-def test_fences_grow(engine: FullEngine, worker: FullEngine, listener: WorkListener) -> None:
-    """Through leases of both kinds."""
-    fences = []
-    for number in range(3):
-        engine.put([Draft("a", b"%d" % number)])
-        fences.append(received(listener).fence)
-        engine.put([Draft("b", b""), Draft("b", b"")])
-        fences += [lease.fence for lease in worker.lease(10).leases]
-        assert listener.poll(4.0, LEAST_STARTABLE) is True
-    assert len(fences) == 9
-    assert fences == sorted(set(fences))
-    assert_is_healthy(engine)
-
-
-def test_several_messages_of_a_topic(
-    engine: FullEngine, worker: FullEngine, listener: WorkListener
-) -> None:
-    """Each is leased, and the counts are right."""
-    for number in range(3):
-        engine.put([Draft("a", b"%d" % number, priority=number)])
-    batch = listener.poll(4.0, LEAST_STARTABLE)
-    assert isinstance(batch, Batch)
-    assert [lease.body for lease in batch.leases] == [b"0", b"1", b"2"]
-    assert engine.overview().leased == 3
-    settlements = [Settlement(lease.handle, lease.fence, "retry") for lease in batch.leases[:2]]
-    assert worker.settle(settlements) == ["retried", "retried"]
-    assert (engine.overview().leased, engine.overview().waiting) == (1, 2)
-    assert_is_healthy(engine)
-
-
-@pytest.mark.parametrize(
-    "fields", [{"rate": 5}, {"concurrency": 1}, {"paused": True}, {"delivery": "at_most_once"}]
-)
-def test_limits_are_the_lease_calls(
-    engine: FullEngine, listener: WorkListener, fields: dict[str, object]
-) -> None:
-    """A message whose topic has limits is not leased by its publish."""
-    engine.policy_set("code", "a.*", fields)
-    engine.put([Draft("a.b", b"")])
-    assert not isinstance(listener.poll(0.1, LEAST_STARTABLE), Batch)
-    assert engine.overview().leased == 0
-
-
-def test_a_message_that_waits_is_leased_first(engine: FullEngine, worker: FullEngine) -> None:
-    """So the next message is not leased by its publish, of whatever topic."""
-    engine.put([Draft("a", b"1")])
-    listener = worker.work_listener()
-    assert listener.poll(0.0, LEAST_STARTABLE) is True
-    engine.put([Draft("a", b"2")])
-    engine.put([Draft("b", b"3")])
-    assert listener.poll(0.0, LEAST_STARTABLE) is not False
-    assert sorted(lease.body for lease in worker.lease(10).leases) == [b"1", b"2", b"3"]
-    listener.close()
-
-
-def test_a_worker_with_few_slots_leases_itself(
-    engine: FullEngine, worker: FullEngine, listener: WorkListener
-) -> None:
-    assert listener.poll(0.0, LEAST_STARTABLE - 1) is False
-    engine.put([Draft("a", b"1")])
-    assert listener.poll(4.0, LEAST_STARTABLE - 1) is True
-    assert len(worker.lease(10).leases) == 1
 
 
 def test_a_listener_that_stops_has_received_all(
@@ -264,56 +182,6 @@ def test_a_publisher_that_dies_before_it_sends(
     assert_is_healthy(engine)
 
 
-def test_a_worker_extends_its_lease(
-    engine: FullEngine, worker: FullEngine, listener: WorkListener
-) -> None:
-    """By the whole length that the policy says; the batch says until when it has to."""
-    began = time.monotonic()
-    engine.put([Draft("a", b"1")])
-    batch = listener.poll(4.0, LEAST_STARTABLE)
-    assert isinstance(batch, Batch)
-    assert batch.until is not None
-    assert began < batch.until <= time.monotonic() + SENT_LEASE_SECONDS
-    (lease,) = batch.leases
-    length = lease.deadline_us - batch.now_us
-    assert length == engine.policy_of("a").lease
-    assert worker.extend([(lease.handle, lease.fence)], length) == [True]
-    later = batch.now_us + round(SENT_LEASE_SECONDS * SECOND) + SECOND
-    assert not engine.lease(10, now_us=later).leases
-    assert worker.settle([Settlement(lease.handle, lease.fence)]) == ["acked"]
-
-
 def test_as_long_as_a_lease_that_the_worker_takes() -> None:
     """A worker that is stopped for a moment loses no message, however it came to it."""
     assert Options().heartbeat_timeout == USUAL_SECONDS
-
-
-def test_a_policy_with_a_short_lease(
-    engine: FullEngine, worker: FullEngine, listener: WorkListener
-) -> None:
-    """The worker knows that it has to extend the lease sooner."""
-    engine.policy_set("code", "a.*", {"lease": 0.5})
-    engine.put([Draft("a.b", b"1")])
-    batch = listener.poll(4.0, LEAST_STARTABLE)
-    assert isinstance(batch, Batch)
-    assert batch.until is not None
-    assert batch.until <= time.monotonic() + 0.5
-    assert not worker.lease(10, now_us=batch.now_us + SECOND // 2 - 1).leases
-    assert len(worker.lease(10, now_us=batch.now_us + SECOND // 2).leases) == 1
-
-
-def test_the_longest_lease_of_a_worker(engine: FullEngine, worker: FullEngine) -> None:
-    """A lease that is sent ends no later; a worker with shorter ones leases itself."""
-    longest = round(SENT_LEASE_SECONDS * SECOND) + SECOND
-    listener = worker.work_listener(max_lease_us=longest)
-    assert listener.poll(0.0, LEAST_STARTABLE) is False
-    engine.put([Draft("a", b"1")])
-    batch = listener.poll(4.0, LEAST_STARTABLE)
-    assert isinstance(batch, Batch)
-    assert batch.leases[0].deadline_us == batch.now_us + longest
-    listener.close()
-    listener = worker.work_listener(max_lease_us=SECOND)
-    assert listener.poll(0.0, LEAST_STARTABLE) is False
-    engine.put([Draft("a", b"2")])
-    assert listener.poll(4.0, LEAST_STARTABLE) is True
-    listener.close()

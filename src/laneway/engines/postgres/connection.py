@@ -131,6 +131,8 @@ class Connection:
     def __init__(self, connection: ServerConnection, version: int = 0) -> None:
         """`version`: that of the connection which this one replaces."""
         self.is_pooled = connection.is_pooled
+        self.names: dict[str, str] = {}
+        """By the name of a statement: the one that runs in its place."""
         self.warnings: list[str] = []
         """Of the last commit, which waited for the disk and the standbys itself."""
         if self.is_pooled:
@@ -265,7 +267,7 @@ class Connection:
 
     def _send(self, name: str, values: Sequence[Any]) -> Ticket | None:
         """Send a statement. None: it has an empty list, with which no statement does anything."""
-        statement = single(name)
+        statement = single(self.names.get(name, name))
         nullable = statement.nullable
         types: list[int] = []
         data: list[bytes | None] = []

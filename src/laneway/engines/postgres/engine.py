@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from laneway.engines.base import Capabilities, Check, DoctorStep, LogEntry, Settings, StorePart
@@ -14,6 +15,7 @@ from laneway.engines.sql import doctor
 from laneway.engines.sql.admin import SqlEngine
 from laneway.engines.sql.shard_store import take_place
 from laneway.engines.sql.store import Place
+from laneway.engines.sql.wakeup import take_back
 from laneway.errors import UsageError
 from laneway.printable import redacted
 
@@ -83,7 +85,13 @@ class PostgresEngine(SqlEngine):
         )
         store = Store(parse(url), place, durability, create=settings.create, server=server)
         self._owns_wakeup = wakeup is None
-        wakeup = wakeup or Wakeup(lambda: store.connect(listens=True), store.schema, self.has_work)
+        wakeup = wakeup or Wakeup(
+            lambda: store.connect(listens=True),
+            store.schema,
+            self.has_work,
+            partial(take_back, self.settle),
+            store.clock,
+        )
         super().__init__(url, settings, place, store, wakeup)
 
     def _join(self, place: Place) -> Place:

@@ -8,6 +8,7 @@ it is the only one, so it tells how many there are, whatever the URL says.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from laneway.engines.base import Capabilities, FullEngine, Settings
 from laneway.engines.postgres.address import parse, schema_of
@@ -19,6 +20,8 @@ from laneway.engines.sql.shard_engine import ShardsEngine
 from laneway.engines.sql.shard_opening import OpenedShards
 from laneway.engines.sql.shard_store import ShardStore
 from laneway.engines.sql.store import Place
+from laneway.engines.sql.wakeup import take_back
+from laneway.message import Lease
 
 
 def open_schemas(url: str, settings: Settings) -> FullEngine:
@@ -54,6 +57,10 @@ class ShardSchema(ShardStore, PostgresEngine):
         """A new connection for notifications, on which the schema comes first."""
         return self._store.connect(listens=True)
 
+    def clock(self) -> int:
+        """The time of its server."""
+        return self._store.clock()
+
     def has_schema(self, name: str) -> bool:
         with self._store.reading() as connection:
             return connection.one("schema_find", name) is not None
@@ -66,11 +73,21 @@ class SchemaNamespace(OpenedShards):
     wakeup: Wakeup  # type: ignore[mutable-override]
 
     def __init__(
-        self, url: str, settings: Settings, look: Callable[[str, Sequence[str] | None], float]
+        self,
+        url: str,
+        settings: Settings,
+        look: Callable[[str, Sequence[str] | None], float],
+        take_back: Callable[[Lease], None],
     ) -> None:
         first = schema_of(settings.namespace)
         # The first store is not open yet.
-        self.wakeup = Wakeup(lambda: self.stores[0].connect(), first, look)  # noqa: PLW0108
+        self.wakeup = Wakeup(
+            lambda: self.stores[0].connect(),  # noqa: PLW0108
+            first,
+            look,
+            take_back,
+            lambda: self.stores[0].clock(),  # noqa: PLW0108
+        )
         self.open(url, settings, parse(url).shards)
         self.wakeup.serve(self.shards)
 
@@ -96,7 +113,7 @@ class SchemasEngine(ShardsEngine):
     _wakeup: Wakeup  # type: ignore[mutable-override]
 
     def __init__(self, url: str, settings: Settings) -> None:
-        space = SchemaNamespace(url, settings, self.has_work)
+        space = SchemaNamespace(url, settings, self.has_work, partial(take_back, self.settle))
         super().__init__(url, settings, space)
         self.capabilities = Capabilities(
             name="postgres",

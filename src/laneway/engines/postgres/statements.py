@@ -32,6 +32,12 @@ from laneway.engines.sql.statements import load, schema, tables_of
 LAYOUT = 3
 """The layout of the tables; 2 is that of 0.1.0, the first version whose tables are kept."""
 
+LISTEN_CLASS = 0x4C_41_4E_4C
+"""
+The first half of the numbers of advisory locks of connections that listen: "LANL". The second half
+is the end of the name of its channel.
+"""
+
 EPOCHS = {
     "lane": "lane",
     "tier_queue": "tier_queue",
@@ -96,6 +102,7 @@ SQL = (
             "greatest": "greatest",
             "char": "chr",
             "layout": str(LAYOUT),
+            "listening": str(LISTEN_CLASS),
         },
     )
     | STATEMENTS
@@ -138,7 +145,7 @@ class Statement(msgspec.Struct, frozen=True):
 
 @cache
 def single(name: str) -> Statement:
-    """The statement for one row."""
+    """The statement for one row. `name@table`: with another table of those who wait."""
     nullable: set[int] = set()
     last = 0
 
@@ -150,7 +157,10 @@ def single(name: str) -> Statement:
             nullable.add(last - 1)
         return f"${last}"
 
+    name, _, sleepers = name.partition("@")
     text = _of_epoch(_without_comments(SQL[name]))
+    if sleepers:
+        text = text.replace("sleeper", sleepers)
     return Statement(_PARAMETER.sub(numbered, _named_subquery(text)), frozenset(nullable))
 
 

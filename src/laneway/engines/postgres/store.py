@@ -177,6 +177,8 @@ class Store(sql_store.Store):
         """`place`: its path is the schema. `server`: where the schema may move."""
         assert place.path is not None
         self.address, self._place, self._server = address, place, server
+        self._home = address.server
+        """Where those who wait listen."""
         self.schema = schema = place.path
         self.name = f"{address.name} schema {schema}"
         self.lock = _Lock()
@@ -225,8 +227,13 @@ class Store(sql_store.Store):
         except psycopg.Error as error:
             raise self.explain(error) from error
         assert connection is not None
+        self.sends_leases = not connection.is_pooled and self.address.server == self._home
         self._flusher.close()  # so it is connected to the same server as this connection
         self._connection = opened = Connection(connection, self._version)
+        if self._place.shard and self.sends_leases:  # those who wait are in the first schema
+            first = self.schema.removesuffix(f".{self._place.shard}")
+            sleepers = sql.Identifier(first, "sleeper").as_string()
+            opened.names["inbox_put"] = f"inbox_put@{sleepers}"
         self._reserve.unlooked = LOOK_BYTES
         return opened
 

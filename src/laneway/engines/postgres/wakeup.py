@@ -20,30 +20,44 @@ Choosing and notifying are one statement, so a publisher waits for one answer.
 A process whose connection breaks looks now, every second, and when it has another connection.
 A publisher sends its notification again through another connection; it opens one a second at most.
 
+A publish of one message may lease it to a worker of another process, in the same statement (see
+`inbox`): it chooses a row of a worker with many free slots, and the notification has the lease. It
+is in the transaction of the put, which does not wait for the disk. A listening connection holds an
+advisory lock as long as it lives, so nothing is leased to a process that was killed. A lease that
+comes after its worker stopped waiting is released.
+
 A connection through a pooler notifies, and is not notified: its process has no rows, and a waiter
 looks after 20 ms, then after longer and longer pauses, up to 250 ms.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
 import secrets
 import select
+import socket
 import threading
 import time
-from collections import Counter
+from base64 import b64decode, b64encode
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psycopg
 from psycopg import sql
 
 from laneway.engines.postgres.pipeline import forget
+from laneway.engines.postgres.statements import LISTEN_CLASS
 from laneway.engines.shared import forking
+from laneway.engines.shared.naming import generated_id
 from laneway.engines.sql import listeners, wakeup as sql_wakeup
 from laneway.engines.sql.listeners import StoreArrivalListener, StoreResultListener
-from laneway.engines.sql.wakeup import LOOK_AGAIN
+from laneway.engines.sql.wakeup import LOOK_AGAIN, SENT_LEASE_SECONDS
+from laneway.message import Batch, Lease
+from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,13 +84,16 @@ ANSWER_SECONDS = 5.0
 """How long a publisher waits for the server to take a notification."""
 
 MOST_BYTES = 7_000
-"""Of ids in one notification; the server takes 8,000."""
+"""Of ids, or of a lease, in one notification; the server takes 8,000."""
 
-ALL, SOME, BUSY, RESULTS = "a", "s", "b", "r"
+ALL, SOME, BUSY, RESULTS, TAKES_LEASES = "a", "s", "b", "r", "l"
 """
 What a row of `sleeper` is of: a worker that serves all topics, or some; a busy worker; a process
-that waits for results.
+that waits for results. A worker that takes leases has a row of its own for that.
 """
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(Lease).decode
 
 log = logging.getLogger("laneway.engine")
 
@@ -92,8 +109,14 @@ class Wakeup(sql_wakeup.Wakeup):
         connect: Callable[[], ServerConnection],
         schema: str,
         look: Callable[[str, Sequence[str] | None], float],
+        take_back: Callable[[Lease], None],
+        clock: Callable[[], int],
     ) -> None:
+        """
+        `take_back`: called with a lease that no worker here takes. `clock`: the store's time.
+        """
         super().__init__(look)
+        self._take_back, self._clock = take_back, clock
         self.serve(shards=1)
         self._random = random.Random()
         self._presence = _Presence(connect, schema, self._receive, self._look_now)
@@ -154,11 +177,60 @@ class Wakeup(sql_wakeup.Wakeup):
             if not self._presence.notify("", page, RESULTS, []):
                 return
 
+    # Leases
+
+    def find_worker(self, pool: str) -> StoreWorkListener | str:
+        """A listener of this process, or the pool: the server chooses one of another process."""
+        return self._find_here(pool) or pool
+
+    def _find_here(self, pool: str) -> StoreWorkListener | None:
+        found = [each for each in list(self.waiting) if each.pool == pool and each.room > 0]
+        return self._random.choice(found) if found else None
+
+    def offer(
+        self, worker: StoreWorkListener | str | None, lease: Lease | None
+    ) -> tuple[int, str, str]:
+        if lease is None or worker is None:
+            return 0, "", ""
+        if not isinstance(worker, str):
+            return 1, "", ""
+        text = f"{b64encode(_pack(lease)).decode()} {worker}"
+        return (0, worker, text) if len(text.encode()) < MOST_BYTES else (0, "", "")
+
+    def send_lease(self, worker: StoreWorkListener | str, lease: Lease, began: float) -> bool:
+        del began
+        return isinstance(worker, str) or worker.send(lease, self._ends_at(lease))
+
+    def _ends_at(self, lease: Lease) -> float:
+        """When a lease that is sent ends (monotonic seconds)."""
+        length = min(lease.deadline_us - lease.published_us, round(SENT_LEASE_SECONDS * SECOND))
+        return time.monotonic() + (lease.published_us + length - self._clock()) / SECOND
+
+    def _receive_lease(self, text: str) -> None:
+        """The statement `inbox_put` of another process has leased a message to this one."""
+        try:
+            handle, fence, content, pool = text.split(" ", 3)
+            lease = _unpack(b64decode(content, validate=True))
+            lease.handle, lease.fence = int(handle), int(fence)
+        except (ValueError, msgspec.DecodeError):  # as in `_receive`
+            self._look_now()
+            return
+        lease.id = generated_id(lease.id, lease.handle)
+        until = self._ends_at(lease)
+        if until < time.monotonic():  # this process was stopped meanwhile
+            return
+        listener = self._find_here(pool)
+        if listener is None or not listener.send(lease, until):
+            self._take_back(lease)
+
     def _receive(self, text: str) -> None:
         """Another process has notified this one."""
         kind, rest = text[:1], text[1:]
-        if kind == "r":
+        if kind == RESULTS:
             super().notify_results(rest.split("\n"))
+            return
+        if kind == TAKES_LEASES:
+            self._receive_lease(rest)
             return
         name, _, pool = rest.partition(" ")
         shard = self._shards.get(name)
@@ -182,8 +254,9 @@ class Wakeup(sql_wakeup.Wakeup):
         max_lease_us: int | None = None,
         looks_always: bool = False,
     ) -> StoreWorkListener:
-        del max_lease_us  # nothing is leased to it without its asking
-        return StoreWorkListener(self, pool, topics, looks_always=looks_always)
+        listener = StoreWorkListener(self, pool, topics, looks_always=looks_always)
+        listener.max_lease_us = max_lease_us
+        return listener
 
     def arrival_listener(self, pool: str) -> ArrivalListener:
         return _PresentArrivals(self.busy, pool, self._presence)
@@ -203,7 +276,10 @@ class Wakeup(sql_wakeup.Wakeup):
 
 
 class StoreWorkListener(listeners.StoreWorkListener):
-    """Is notified by other threads of this process, and by other processes."""
+    """
+    Is notified by other threads of this process, and by other processes. An event loop watches a
+    socket that becomes readable when something arrives.
+    """
 
     def __init__(
         self,
@@ -217,20 +293,28 @@ class StoreWorkListener(listeners.StoreWorkListener):
         self._kind = ALL if topics is None else SOME
         self.is_waiting = False
         """Whether it wants to be notified."""
+        self.room = 0
+        """How many messages may be leased to it now."""
+        self._takes_leases = False
+        """Whether it has a row as one to which messages may be leased."""
         self._look_at = 0.0
         self._pause = 0.0
         self._changed = threading.Condition()
         self._is_notified = False
         self._is_woken = False
         self._should_look = False
+        self._batch: Batch | None = None
+        """What was leased to it, and nobody has taken yet."""
+        self._files: tuple[socket.socket, socket.socket] | None = None
         super().__init__(wakeup, pool, topics, looks_always=looks_always)
 
-    def poll(self, timeout: float, startable: int = 0) -> bool:
-        del startable
+    def poll(self, timeout: float, startable: int = 0) -> Batch | bool:
         deadline = time.monotonic() + timeout
+        takes_leases = self.takes_leases(startable)
         if not self.is_waiting:
             self._wakeup.enter(self._kind, self.pool)
             self.is_waiting, self._look_at, self._pause = True, 0.0, 0.0
+        self._take_leases(startable if takes_leases else 0)
         while True:
             now = time.monotonic()
             if now >= self._look_at:
@@ -240,54 +324,136 @@ class StoreWorkListener(listeners.StoreWorkListener):
                 self._look_at = now + (min(soon, self._pause) if soon > 0 else self._pause)
                 if soon <= 0:
                     return True
-            is_notified, is_woken = self._sleep(min(deadline, self._look_at))
+            found, is_woken = self._sleep(min(deadline, self._look_at))
+            if isinstance(found, Batch):
+                return found
             if is_woken:
                 return False
-            if is_notified:
+            if found:
                 if not self._looks_always:
                     return True
                 self._look_at = 0.0
             elif time.monotonic() >= deadline:
                 return False
 
-    def _sleep(self, until: float) -> tuple[bool, bool]:
-        """Sleep until then; whether it was notified before, and whether it was woken."""
+    def _take_leases(self, room: int) -> None:
+        """Set how many messages may be leased to it from now on."""
+        self.room = room
+        if bool(room) != self._takes_leases:
+            self._takes_leases = bool(room)
+            change = self._wakeup.enter if room else self._wakeup.leave
+            change(TAKES_LEASES, self.pool)
+
+    def _sleep(self, until: float) -> tuple[Batch | bool, bool]:
+        """Sleep until then; what has arrived before, and whether it was woken."""
         with self._changed:
             left = until - time.monotonic()
-            if not (self._is_notified or self._is_woken or self._should_look) and left > 0:
+            if not (self._has_arrivals or self._is_woken or self._should_look) and left > 0:
                 self._changed.wait(left)
-            is_notified, self._is_notified = self._is_notified, False
+            found = self._take_arrived()
             is_woken, self._is_woken = self._is_woken, False
-            if is_notified or self._should_look:
-                self._pause = 0.0
             if self._should_look:
-                self._should_look, self._look_at = False, 0.0
-        return is_notified, is_woken
+                self._should_look, self._look_at, self._pause = False, 0.0, 0.0
+        return found, is_woken
+
+    @property
+    def _has_arrivals(self) -> bool:
+        return self._is_notified or self._batch is not None
+
+    def _take_arrived(self) -> Batch | bool:
+        batch, self._batch = self._batch, None
+        if batch is not None:  # a notification that came with it is taken next
+            return batch
+        is_notified, self._is_notified = self._is_notified, False
+        if is_notified:
+            self._pause = 0.0
+        return is_notified
+
+    def send(self, lease: Lease, until: float) -> bool:
+        """
+        Give it a message that was leased to it, until this time (monotonic seconds). False: it does
+        not take any more.
+        """
+        now_us = lease.published_us
+        with self._changed:
+            if not self.room:
+                return False
+            self.room -= 1
+            if self.max_lease_us is not None:
+                lease.deadline_us = min(lease.deadline_us, now_us + self.max_lease_us)
+            if self._batch is None:
+                self._batch = Batch([], now_us, until=until)
+            self._batch.leases.append(lease)
+            self._batch.until = min(until, self._batch.until or until)
+            self._signal()
+        return True
 
     def notify(self) -> None:
         with self._changed:
             self._is_notified = True
-            self._changed.notify()
+            self._signal()
 
     def look(self) -> None:
         """Look for something to lease now, and again after short pauses."""
         with self._changed:
             self._should_look = True
-            self._changed.notify()
+            self._signal()
 
     def wake(self) -> None:
         with self._changed:
             self._is_woken = True
-            self._changed.notify()
+            self._signal()
 
-    def pause(self) -> bool:
+    def _signal(self) -> None:
+        self._changed.notify()
+        if self._files is not None:
+            with contextlib.suppress(OSError):  # full, so it is readable
+                self._files[1].send(b"!")
+
+    # For an event loop
+
+    @property
+    def look_at(self) -> float:
+        return 0.0 if self._should_look or self._has_arrivals else self._look_at
+
+    def duplicate_file(self) -> int:
+        if not (self._takes_leases and self._wakeup.is_notified):
+            return -1
+        with self._changed:
+            if self._files is None:
+                self._files = socket.socketpair()
+                for file in self._files:
+                    file.setblocking(False)
+                self.generation += 1
+                self._files[1].send(b"!")  # for what has arrived before
+            return os.dup(self._files[0].fileno())
+
+    def receive(self) -> Batch | bool:
+        with self._changed:
+            if self._files is not None:
+                with contextlib.suppress(BlockingIOError):
+                    self._files[0].recv(4096)
+            return self._take_arrived()
+
+    def pause(self) -> Batch | bool:
         if self.is_waiting:
             self.is_waiting = False
+            self._take_leases(0)
             self._wakeup.leave(self._kind, self.pool)
-            if self._is_notified:
-                self._is_notified = False
-                self.pass_on()
-        return False
+        with self._changed:
+            batch, self._batch = self._batch, None
+            is_notified, self._is_notified = self._is_notified, False
+        if is_notified:
+            self.pass_on()
+        return batch if batch is not None else False
+
+    def close(self) -> None:
+        super().close()
+        with self._changed:
+            files, self._files = self._files, None
+            self.generation += 1
+            for file in files or ():
+                file.close()
 
 
 class _PresentArrivals(StoreArrivalListener):
@@ -361,6 +527,10 @@ class _Presence:
         self.lock = threading.RLock()
         """For the connection, and for what follows from it."""
         self._connection: psycopg.Connection[Any] | None = None
+        self._is_locked = False
+        """Whether the connection has the lock that proves that it lives."""
+        self._texts: deque[str] = deque()
+        """Notifications that were received, and not given to `receive` yet."""
         self._thread: threading.Thread | None = None
         self._waker: tuple[int, int] | None = None
         self._is_closed = False
@@ -408,6 +578,9 @@ class _Presence:
                 return cursor.fetchall() if cursor.description else []
             except psycopg.Error as error:
                 self._lose(error)
+            finally:
+                if self._texts and threading.current_thread() is not self._thread:
+                    self._wake()  # its connection is not readable any more
         return []
 
     def _text(self, statement: str) -> sql.Composed:
@@ -424,7 +597,9 @@ class _Presence:
                 connection.answer_seconds = ANSWER_SECONDS
                 self.is_notified = not connection.is_pooled
                 if self.is_notified:
+                    connection.add_notify_handler(lambda each: self._texts.append(each.payload))
                     connection.execute(f"LISTEN {self.channel}".encode())
+                    self._lock_channel(connection)
                     for kind, pool in self._here:
                         connection.execute(self._text(_ENTER), (self.channel, kind, pool))
                 self._connection = connection
@@ -434,6 +609,11 @@ class _Presence:
             except Exception as error:  # noqa: BLE001  # workers look every second
                 self._lose(error)
         return self._connection
+
+    def _lock_channel(self, connection: psycopg.Connection[Any]) -> None:
+        """A former connection of this process may still have the lock."""
+        (row,) = connection.execute(_LOCK, (self.channel,))
+        self._is_locked = row[0]
 
     def _lose(self, error: Exception) -> None:
         connection, self._connection = self._connection, None
@@ -469,27 +649,44 @@ class _Presence:
             poll.register(waker, select.POLLIN)
             if file is not None:
                 poll.register(file, select.POLLIN)
-            poll.poll(1000 * (max(beat_at - time.monotonic(), 0.0) if file else LOOK_AGAIN))
-            texts: list[str] = []
+            ready = poll.poll(1000 * (max(beat_at - time.monotonic(), 0.0) if file else LOOK_AGAIN))
             with self.lock:
                 if self._is_closed:
                     return
+                if (waker, select.POLLIN) in ready:
+                    os.read(waker, 4096)
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + BEAT_SECONDS
                     self._beat()
-                connection = self._connection
-                if connection is not None:
-                    try:
-                        texts = [each.payload for each in connection.notifies(timeout=0)]
-                    except psycopg.Error as error:
-                        self._lose(error)
+                self._read()
+                texts = list(self._texts)
+                self._texts.clear()
             for text in texts:
                 self._receive(text)
+
+    def _read(self) -> None:
+        """Take the notifications that the connection has received."""
+        if self._connection is None:
+            return
+        server = self._connection.pgconn
+        try:
+            server.consume_input()
+            while (notification := server.notifies()) is not None:
+                self._texts.append(notification.extra.decode())
+        except psycopg.Error as error:
+            self._lose(error)
+
+    def _wake(self) -> None:
+        """Wake the thread that listens."""
+        if self._waker is not None:
+            os.write(self._waker[1], b"!")
 
     def _beat(self) -> None:
         # A process that was stopped for long finds its rows removed by another one.
         for kind, pool in list(self._here) if self.is_notified else ():
             self._run(_ENTER, (self.channel, kind, pool))
+        if self._connection is not None and not self._is_locked:
+            self._is_locked = bool(self._run(_LOCK, (self.channel,))[0][0])
         if self._here:
             self._run(_FORGET, (DEAD_SECONDS,))
 
@@ -505,8 +702,7 @@ class _Presence:
             if connection is not None:
                 connection.close()
             thread, waker = self._thread, self._waker
-        if waker is not None:
-            os.write(waker[1], b"!")
+        self._wake()
         if thread is not None and thread is not threading.current_thread():
             thread.join(5)
         if waker is not None:
@@ -525,6 +721,8 @@ class _Presence:
 _ENTER = """INSERT INTO {sleeper} (channel, kind, pool, beat) VALUES (%s, %s, %s, now())
     ON CONFLICT (channel, kind, pool) DO UPDATE SET beat = excluded.beat"""
 _LEAVE = "DELETE FROM {sleeper} WHERE channel = %s AND kind = %s AND pool = %s"
+_NUMBER = "('x' || right(%s, 8))::bit(32)::int4"
+_LOCK = f"SELECT pg_try_advisory_lock({LISTEN_CLASS}, {_NUMBER})"
 _NOTIFY = """WITH listening AS MATERIALIZED (
         SELECT channel, kind FROM {sleeper} WHERE pool = %s AND channel <> %s
             AND beat > now() - make_interval(secs => %s)),

@@ -48,13 +48,11 @@ from laneway.engines.sql.rivalry import Rivalry
 from laneway.engines.sql.rows import to_json
 from laneway.engines.sql.store import Connection, Outdated, Place, Read, Store
 from laneway.engines.sql.transaction import Rules, Transaction
-from laneway.engines.sql.wakeup import Waits, Wakeup
+from laneway.engines.sql.wakeup import Waits, Wakeup, take_back
 from laneway.engines.sql.wanted import ALL_RANKS, Only, Wanted
-from laneway.errors import LanewayError
 from laneway.message import (
     Batch,
     Draft,
-    Lease,
     ProgressReport,
     Receipt,
     Settlement,
@@ -319,17 +317,9 @@ class SqlQueue(Waits):
                 self._wakeup.notify(pool, has_arrivals=True, shard=self.place.shard)
             commit = self._store.written
         if not_sent is not None:
-            self._take_back(not_sent)
+            take_back(self.settle, not_sent)
         self._store.sync(commit)
         return Receipt(message_id, draft.topic)
-
-    def _take_back(self, lease: Lease) -> None:
-        """Release a message whose worker did not get its lease."""
-        release = Settlement(lease.handle, lease.fence, "release", begun=False)
-        try:
-            self.settle([release])
-        except LanewayError as error:  # the message was put; its lease ends by itself soon
-            log.debug("message %s: its lease could not be taken back: %s", lease.id, error)
 
     def lease(
         self,

@@ -98,47 +98,48 @@ class Inbox:
         rank = rank_of(draft.priority, at_front=False)
         row = (least, now_us, draft.topic, rank, headers, draft.body, rules.version)
         put_before, self._put_at, self.not_sent = self._put_at, time.monotonic(), None
-        worker = None
-        if may_lease and self._put_at > put_before + PAUSE_SECONDS and _has_no_limits(policy):
+        worker = lease = None
+        if (
+            may_lease
+            and self._store.sends_leases
+            and self._put_at > put_before + PAUSE_SECONDS
+            and _has_no_limits(policy)
+        ):
             worker = self._wakeup.find_worker(policy.pool)
+        if worker is not None:
+            lease = Lease(
+                0,  # with the fence and the rest of the id when the message has been put
+                0,
+                self._nonce,
+                draft.topic,
+                draft.body,
+                now_us + policy.lease,
+                priority=draft.priority,
+                headers=draft.headers,
+                published_us=now_us,
+            )
         # First: an exception may come after the commit, like KeyboardInterrupt.
         self._lane_cache.is_inbox_empty = False
-        if worker is None:
-            answer = self._store.run_durably("inbox_put", *row, 0)
-        else:
-            answer = self._store.run_durably("inbox_put", *row, 1)
-            if answer and (fence := answer[0][-1]) is not None:
-                return self._send_lease(worker, draft, answer[0][0], fence, now_us)
+        offer = self._wakeup.offer(worker, lease)
+        answer = self._store.run_durably("inbox_put", *row, *offer)
         if not answer:
             return None
-        ((mid, first, has_ready, _),) = answer
+        ((mid, first, has_ready, fence),) = answer
+        message_id = generated_id(self._nonce, mid)
         self._rows += 1
+        self.has_arrivals = False
+        if lease is not None and fence is not None:
+            lease.handle, lease.fence, lease.id = mid, fence, message_id
+            if not self._wakeup.send_lease(worker, lease, self._put_at):
+                self.not_sent = lease
+                self._wakeup.forget_workers()
+            return message_id
         if first != self._first:
             self._first = first
             self._topics.clear()
         self.has_arrivals = not has_ready and draft.topic not in self._topics
         self._topics.add(draft.topic)
-        return generated_id(self._nonce, mid)
-
-    def _send_lease(self, worker: object, draft: Draft, mid: int, fence: int, now_us: int) -> str:
-        """Send the message just put to the worker that it is leased to. Returns its id."""
-        lease = Lease(
-            mid,
-            fence,
-            generated_id(self._nonce, mid),
-            draft.topic,
-            draft.body,
-            now_us + self._rules.of(draft.topic).lease,
-            priority=draft.priority,
-            headers=draft.headers,
-            published_us=now_us,
-        )
-        if not self._wakeup.send_lease(worker, lease, self._put_at):
-            self.not_sent = lease
-            self._wakeup.forget_workers()
-        self._rows += 1
-        self.has_arrivals = False
-        return lease.id
+        return message_id
 
     def empty(self, tx: Transaction) -> None:
         """Put its messages into their lanes, at the beginning of a transaction."""

@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from laneway.engines.base import ABORT, PING
-from laneway.engines.sql.wakeup import LOOK_AGAIN, Wakeup
+from laneway.engines.sql.wakeup import LEAST_STARTABLE, LOOK_AGAIN, SENT_LEASE_SECONDS, Wakeup
 from laneway.message import Batch
+from laneway.units import SECOND
 
 
 class StoreWorkListener(ABC):
@@ -30,9 +31,25 @@ class StoreWorkListener(ABC):
         self, wakeup: Wakeup, pool: str, topics: Sequence[str] | None, *, looks_always: bool = False
     ) -> None:
         self.pool, self.topics = pool, topics
+        self.max_lease_us: int | None = None
+        """As in `Queue.lease`."""
+        self.generation = 0
+        self.is_watched = False
         self._looks_always = looks_always
         self._listeners, self._notify = wakeup.waiting, wakeup.notify
         self._listeners.append(self)
+
+    def takes_leases(self, startable: int) -> bool:
+        """
+        Whether messages may be leased to it: it serves all topics, can start many messages, and its
+        leases end no sooner than those that are sent to it.
+        """
+        longest = self.max_lease_us
+        return (
+            self.topics is None
+            and startable >= LEAST_STARTABLE
+            and (longest is None or longest >= SENT_LEASE_SECONDS * SECOND)
+        )
 
     @abstractmethod
     def poll(self, timeout: float, startable: int = 0) -> Batch | bool: ...

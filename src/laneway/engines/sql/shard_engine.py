@@ -270,10 +270,10 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
         *,
         max_lease_us: int | None = None,
     ) -> WorkListener:
-        del max_lease_us  # this listener leases nothing
         return self._wakeup.work_listener(
             pool,
             topics,
+            max_lease_us=max_lease_us,
             looks_always=not self._wakeup.names_shards,  # looking finds the shard
         )
 

@@ -155,6 +155,8 @@ class Store(Protocol):
     """Seconds for which transactions waited for those of other processes."""
     prefers_large_leases: bool
     """Whether a call has a cost of its own, whatever the number of its messages."""
+    sends_leases: bool = True
+    """Whether a message may be leased to a waiting worker in the transaction that puts it."""
 
     lock: Any
     """The lock, a context manager; a thread may take it several times."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from laneway.engines.base import HEARTBEAT_TIMEOUT, ArrivalListener, ResultListener, WorkListener
+from laneway.engines.base import (
+    HEARTBEAT_TIMEOUT,
+    ArrivalListener,
+    ResultListener,
+    WorkListener,
+)
 from laneway.engines.shared.interrupt import Interrupt
-from laneway.message import Lease
+from laneway.errors import LanewayError
+from laneway.message import Lease, Settlement
 
 LOOK_AGAIN = 1.0
 """Seconds after which a waiter looks by itself, in case a notification was lost."""
@@ -19,6 +26,14 @@ SENT_LEASE_SECONDS = HEARTBEAT_TIMEOUT
 The longest lease that is sent to a worker: as long as those that workers take by default, because
 a worker that stands still for a moment must not lose it.
 """
+
+LEAST_STARTABLE = 16
+"""
+How many slots of a worker are free at least while messages are leased to it without its asking: as
+many as one inbox leases to it.
+"""
+
+log = logging.getLogger("laneway.engine")
 
 
 class Wakeup(ABC):
@@ -57,6 +72,14 @@ class Wakeup(ABC):
         one thread at a time.
         """
         del pool
+
+    def offer(self, worker: Any, lease: Lease | None) -> tuple[Any, ...]:
+        """
+        The values of a put for the worker that `find_worker` has found, from ?8 on. `lease`: what
+        is known of it before the put; None: there is no worker.
+        """
+        del worker
+        return (int(lease is not None),)
 
     def send_lease(self, worker: Any, lease: Lease, began: float) -> bool:
         """
@@ -114,6 +137,15 @@ class Wakeup(ABC):
         self.interrupted += 1
         for listener in list(self.waiting):
             listener.wake()
+
+
+def take_back(settle: Callable[[Sequence[Settlement]], object], lease: Lease) -> None:
+    """Release a message whose worker did not get its lease."""
+    release = Settlement(lease.handle, lease.fence, "release", begun=False)
+    try:
+        settle([release])
+    except LanewayError as error:  # the message was put; its lease ends by itself soon
+        log.debug("message %s: its lease could not be taken back: %s", lease.id, error)
 
 
 class Waits:

@@ -60,12 +60,6 @@ SERVES_ALL, TAKES_LEASES, SERVES_SOME, IS_BUSY = "a", "l", "r", "n"
 The kind of listener, in a socket's name after the pool. One that takes leases serves all topics.
 """
 
-LEAST_STARTABLE = 16
-"""
-How many slots of a worker are free at least while messages are leased to it without its asking: as
-many as its socket holds, and some.
-"""
-
 MOST_CONNECTED = 64
 """To how many workers a process is connected at most."""
 
@@ -375,10 +369,6 @@ class StoreWorkListener(listeners.StoreWorkListener):
     ) -> None:
         self._wakeup = wakeup
         self._folder = folder
-        self.max_lease_us: int | None = None
-        """As in `Queue.lease`."""
-        self.generation = 0
-        self.is_watched = False
         self._name = ""
         self._socket: socket.socket | None = None
         self._waker: socket.socket | None = None
@@ -393,7 +383,7 @@ class StoreWorkListener(listeners.StoreWorkListener):
 
     def poll(self, timeout: float, startable: int = 0) -> Batch | bool:
         deadline = time.monotonic() + timeout
-        bound = self._bound(takes_leases=startable >= LEAST_STARTABLE and self._has_long_leases)
+        bound = self._bound(takes_leases=self.takes_leases(startable))
         if bound is None:
             return self._poll_in_process(timeout)
         while not self._interrupt.is_set:
@@ -421,15 +411,10 @@ class StoreWorkListener(listeners.StoreWorkListener):
             self._interrupt = Interrupt()
         return found
 
-    @property
-    def _has_long_leases(self) -> bool:
-        """Whether its leases end no sooner than those that are sent to it."""
-        return self.max_lease_us is None or self.max_lease_us >= SENT_LEASE_SECONDS * SECOND
-
     def _bound(self, *, takes_leases: bool) -> socket.socket | None:
         """The socket, bound to a name that says what the worker takes now."""
         kind = SERVES_ALL if self.topics is None else SERVES_SOME
-        if kind == SERVES_ALL and takes_leases and self._wakeup.may_lease:
+        if takes_leases and self._wakeup.may_lease:
             kind = TAKES_LEASES
         mark = _pool_mark(self.pool) + kind
         if self._socket is None or self._name.startswith(mark):

@@ -6,26 +6,36 @@ SELECT s.now, EXISTS (SELECT 1 FROM inbox WHERE mid > s.seq)
 
 -- name: inbox_put
 -- As the shared statement. All messages in the inbox have numbers above those that the shard has
--- assigned, and so have their fences.
-INSERT INTO inbox (mid, published, topic, rank, headers, body, fence)
-SELECT greatest(s.seq, i.last, ?1) + 1, ?2, ?3, ?4, nullif(?5, ''), ?6,
-       CASE WHEN ?8 = 1 AND i.count < 16 AND i.first IS NULL
-             AND NOT (coalesce(l.ready, 0) > 0 OR l.more IS NOT NULL)
-            THEN greatest(s.fence, coalesce(i.fence, 0), ?1) + 1 END
-  FROM (SELECT * FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1) s
-  CROSS JOIN LATERAL (SELECT count(*), coalesce(max(mid), 0) AS last, max(fence) AS fence,
-        min(mid) FILTER (WHERE inbox.fence IS NULL) AS first FROM inbox WHERE mid > s.seq) i
-  LEFT JOIN LATERAL (SELECT n.ready, n.more FROM lane n WHERE n.name = ?3
-    ORDER BY n.lane DESC, n.epoch DESC LIMIT 1) l ON true
- WHERE s.policy_version = ?7
-   AND (s.own = 0 OR NOT EXISTS (SELECT 1 FROM own_policy WHERE topic = ?3))
-   AND (SELECT version FROM layout) = {layout}
-RETURNING mid,
-          coalesce((SELECT min(i.mid) FROM inbox i WHERE i.fence IS NULL AND i.mid >
-                     (SELECT seq FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1)),
-                   CASE WHEN fence IS NULL THEN mid END),
-          (SELECT n.ready FROM lane n WHERE n.name = ?3
-            ORDER BY n.lane DESC, n.epoch DESC LIMIT 1), fence;
+-- assigned, and so have their fences. ?8 = 1: a worker of this process waits for messages. Else the
+-- message is leased to one of another process that waits in the pool ?9, by a notification with the
+-- numbers and ?10; a process whose lock is free was killed. ?9 = '': it is leased to nobody.
+WITH state AS MATERIALIZED (
+    SELECT greatest(s.seq, i.last, ?1) + 1 AS mid, i.first, l.ready, w.channel,
+           CASE WHEN (?8 = 1 OR w.channel IS NOT NULL) AND i.count < 16 AND i.first IS NULL
+                 AND NOT (coalesce(l.ready, 0) > 0 OR l.more IS NOT NULL)
+                THEN greatest(s.fence, coalesce(i.fence, 0), ?1) + 1 END AS fence
+      FROM (SELECT * FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1) s
+      CROSS JOIN LATERAL (SELECT count(*), coalesce(max(mid), 0) AS last, max(fence) AS fence,
+            min(mid) FILTER (WHERE inbox.fence IS NULL) AS first FROM inbox WHERE mid > s.seq) i
+      LEFT JOIN LATERAL (SELECT n.ready, n.more FROM lane n WHERE n.name = ?3
+        ORDER BY n.lane DESC, n.epoch DESC LIMIT 1) l ON true
+      LEFT JOIN LATERAL (SELECT channel FROM sleeper
+         WHERE ?9 <> '' AND pool = ?9 AND kind = 'l' AND beat > now() - interval '10 s'
+           AND NOT pg_try_advisory_xact_lock_shared({listening},
+               ('x' || right(channel, 8))::bit(32)::int4)
+         ORDER BY random() LIMIT 1) w ON true
+     WHERE s.policy_version = ?7
+       AND (s.own = 0 OR NOT EXISTS (SELECT 1 FROM own_policy WHERE topic = ?3))
+       AND (SELECT version FROM layout) = {layout}
+), put AS (
+    INSERT INTO inbox (mid, published, topic, rank, headers, body, fence)
+    SELECT mid, ?2, ?3, ?4, nullif(?5, ''), ?6, fence FROM state
+)
+SELECT mid, coalesce(first, CASE WHEN fence IS NULL THEN mid END), ready,
+       CASE WHEN channel IS NULL OR fence IS NULL
+              OR pg_notify(channel, 'l' || mid || ' ' || fence || ' ' || ?10::text) IS NOT NULL
+            THEN fence END
+  FROM state;
 
 -- name: inbox_read
 SELECT mid, published, topic, rank, headers, body, fence FROM inbox
