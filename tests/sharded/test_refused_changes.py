@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from laneway.engines import open_engine
-from laneway.engines.base import FullEngine, Settings
+from laneway.engines.base import FullEngine
 from laneway.errors import TopicInUse
 from laneway.message import Draft, Settlement
-from tests.conformance import postgres_setups, valkey_setups
-
-Opened = Callable[[], FullEngine]
+from tests.sharded.conftest import Opened
 
 ONLY_THE_RATE = [("code", "a.*", {"rate": 1.0})]
-
-
-@pytest.fixture(params=["files", "schemas", "valkey"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
-    """Opens one namespace of four shards, several times if need be, and closes it."""
-    url = f"sqlite:///{tmp_path}/q"
-    if request.param != "files":
-        url = (postgres_setups if request.param == "schemas" else valkey_setups).server().url
-    name, engines = uuid.uuid4().hex, list[FullEngine]()
-
-    def open_() -> FullEngine:
-        engines.append(open_engine(f"{url}?shards=4", Settings(namespace=name)))
-        return engines[-1]
-
-    yield open_
-    for engine in engines:
-        engine.close()
 
 
 def wrong(engine: FullEngine) -> list[str]:

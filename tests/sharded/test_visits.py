@@ -36,16 +36,24 @@ def all_empty(shards: int = 3) -> tuple[Visits, Clock]:
 
 
 def test_no_shard_is_always_the_last() -> None:
-    """Shards that notified come first; the others begin with the next one each time."""
+    """A shard that notifies a busy pool waits for its turn: it may have a backlog and always do."""
     visits = Visits(3, 1)
-    assert visits.every([]) == [1, 2, 0]
-    assert visits.every({0}) == [0, 2, 1]
-    assert visits.every([]) == [0, 1, 2]
+    assert visits.every("p") == [1, 2, 0]
+    assert visits.every("p", {1}) == [2, 0, 1]
+    assert visits.every("p") == [0, 1, 2]
+
+
+def test_a_shard_that_notified_an_idle_pool_is_the_first() -> None:
+    visits = Visits(3, 1)
+    visits.end("p", is_idle=True)
+    assert visits.every("p", {0}) == [0, 1, 2]
+    visits.end("p", is_idle=False)
+    assert visits.every("p", {0}) == [2, 0, 1]
 
 
 def test_shards_that_were_not_visited_yet_are_likely_in_turns() -> None:
     visits = Visits(3, 1)
-    assert visits.likely("p", 10, {0}) == [0, 1, 2]
+    assert visits.likely("p", 10, {0}) == [1, 2, 0]
     assert visits.likely("p", 10, ()) == [2, 0, 1]
 
 

@@ -368,7 +368,7 @@ class ShardedQueue(ABC):
         if topics is None and now_us is None:
             self._lease_where_likely(request, whole)
         elif topics is None:  # a caller with a clock of its own (a test) leases from every shard
-            self._lease_from(self._visits.every(self._take_notified()), request, whole, now_us)
+            self._lease_from(self._visits.every(pool), request, whole, now_us)
         else:
             self._lease_from(self._shards_of_topics(topics), request, whole, now_us)
         return whole.batch()
@@ -383,7 +383,7 @@ class ShardedQueue(ABC):
         likely = (
             visits.likely(pool, whole.startable, notified)
             if request.takes_all
-            else visits.every(notified)
+            else visits.every(pool, notified)
         )
         first, others = visits.first(pool, likely, notified, prefers_own=request.takes_all)
         self._lease_from(first, request, whole, None)

@@ -85,17 +85,20 @@ class Visits:
 
     # Which shards to visit
 
-    def every(self, notified: Iterable[int]) -> list[int]:
-        """All shards: first those that notified, then in turns, so that none is always the last."""
-        first = self._next
-        self._next = (first + 1) % self._shards
-        return list(dict.fromkeys((*notified, *range(first, self._shards), *range(first))))
+    def every(self, pool: str, notified: Iterable[int] = ()) -> list[int]:
+        """
+        All shards in turns, so that none is always the last. Those that notified an idle pool come
+        first. While a pool is busy, a shard with a backlog notifies all the time.
+        """
+        first, self._next = self._next, (self._next + 1) % self._shards
+        turns = (*range(first, self._shards), *range(first))
+        return list(dict.fromkeys((*notified, *turns) if pool in self._idle else turns))
 
     def likely(self, pool: str, startable: int, notified: Iterable[int]) -> list[int]:
-        """The shards that may have something, at least one. Those that notified come first."""
+        """The shards that may have something, at least one, as `every` orders them."""
         self.forget(notified)
         empty, now = self._empty.setdefault(pool, {}), self._clock()
-        shards = self.every(notified)
+        shards = self.every(pool, notified)
         likely = [
             shard
             for shard in shards
@@ -140,7 +143,7 @@ class Visits:
         self._checked = now
         return [
             shard
-            for shard in self.every(())
+            for shard in self.every(pool)
             if (found := empty.get(shard)) is None
             or found.now_us != changed_us[shard]
             or not found.holds(startable, now)
