@@ -78,6 +78,7 @@ EXACT_IN_A_SHARD: frozenset[str] = frozenset(
         "test_rate_of_a_group_holds_over_its_topics",
         "test_concurrency_of_a_group_holds_over_its_topics",
         "test_weights_of_groups",
+        "test_lanes_at_a_gate_earn_their_group_no_credit",
         "test_lanes_of_a_shut_gate_do_not_hide_others",
         "test_many_groups",
         "test_late_visit_of_partitions_loses_no_permit",

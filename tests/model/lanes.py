@@ -159,10 +159,6 @@ class Lanes(Gates):
         """How many of its lanes are runnable."""
         return sum(lane.place == "runnable" for lane in self._lanes_in(group))
 
-    def _competing_in(self, group: GroupQueue) -> int:
-        """How many of its lanes are runnable or at a gate."""
-        return sum(lane.place in CAN_DELIVER for lane in self._lanes_in(group))
-
     def _forget(self, lane: Lane) -> None:
         del self.lanes[lane.name]
         self._leave_group(lane)
@@ -353,12 +349,9 @@ class Lanes(Gates):
         backs_off = lane.back_off_us and lane.backs_off_until > self.now
         if (place != "asleep" or backs_off) and not (place == "at_gate" and policy.shared):
             self._throttle(lane, 0)
-        if place in CAN_DELIVER and lane.place not in CAN_DELIVER:
-            # sleeping earns no credit
-            if lane.group is not None and not self._competing_in(lane.group):
-                lane.group.virtual = max(lane.group.virtual, lane.tier_queue.virtual)
-            lane.virtual = max(lane.virtual, self._inner(lane))
-        elif (place, lane.place) == ("runnable", "at_gate"):  # nor does waiting
+        comes = place in CAN_DELIVER and lane.place not in CAN_DELIVER
+        if comes or (place, lane.place) == ("runnable", "at_gate"):
+            # neither sleeping nor waiting earns credit
             if lane.group is not None and not self._runnable_in(lane.group):
                 lane.group.virtual = max(lane.group.virtual, lane.tier_queue.virtual)
             lane.virtual = max(lane.virtual, self._inner(lane))

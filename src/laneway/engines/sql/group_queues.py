@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from laneway.engines.shared.states import AT_GATE, RUNNABLE
+from laneway.engines.shared.states import RUNNABLE
 from laneway.engines.sql.rows import (
     GROUP_COLUMNS,
     GateState,
@@ -181,7 +181,8 @@ class GroupQueues:
     def leave(self, lane: Lane) -> None:
         """The lane leaves its group. A group without lanes is forgotten."""
         group = self.get(-lane.tier_queue)
-        self.count(group, lane.place, -1)
+        if lane.place == RUNNABLE:
+            group.runnable -= 1
         self.lose(group, 1)
 
     def lose(self, group: GroupQueue, lanes: int) -> None:
@@ -192,18 +193,10 @@ class GroupQueues:
             del self._cache.groups[group.number]
             del self._cache.group_numbers[group.tier_queue, group.name]
 
-    def recount(self, group: GroupQueue, lanes: int, runnable: int, at_gate: int) -> None:
+    def recount(self, group: GroupQueue, lanes: int, runnable: int) -> None:
         """The group's lanes were counted again."""
-        group.runnable, group.at_gate = runnable, at_gate
+        group.runnable = runnable
         self.lose(group, group.lanes - lanes)
-
-    def count(self, group: GroupQueue, place: int, change: int) -> None:
-        """A lane of the group came to this place (1), or left it (-1)."""
-        if place == RUNNABLE:
-            group.runnable += change
-        elif place == AT_GATE:
-            group.at_gate += change
-        self.dirty[group.number] = group
 
     def touch(self, group: GroupQueue) -> None:
         """The group was changed: write it at the end."""

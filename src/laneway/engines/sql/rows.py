@@ -316,7 +316,6 @@ class GroupQueue:
     inner_vt: int
     lanes: int = 0
     runnable: int = 0
-    at_gate: int = 0
     weight: float = 1.0
     limited: int = 0
     first_vt: int = 0  # none of its runnable lanes has an earlier one
@@ -324,11 +323,6 @@ class GroupQueue:
     is_stored: bool = True
     turns: dict[str, GroupTurn] = field(default_factory=dict)
     """By gate, as far as they were read. At its own gate a group is no entry."""
-
-    @property
-    def competing(self) -> int:
-        """How many of its lanes are runnable or at a gate."""
-        return self.runnable + self.at_gate
 
 
 MEAN_OVER = 8

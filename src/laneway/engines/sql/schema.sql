@@ -103,8 +103,7 @@ CREATE TABLE group_queue (
     vt         INTEGER NOT NULL,         -- its own, among the lanes and groups of the tier queue
     inner_vt   INTEGER NOT NULL,         -- of the lane that was served last in it
     lanes      INTEGER NOT NULL,
-    runnable   INTEGER NOT NULL,         -- how many of them are runnable,
-    at_gate    INTEGER NOT NULL,         -- and at a gate
+    runnable   INTEGER NOT NULL,         -- how many of them are runnable
     weight     REAL NOT NULL,
     -- 1: it has a rate or a concurrency. Its lanes go through a gate, named U+001D and its name
     limited    INTEGER NOT NULL DEFAULT 0,

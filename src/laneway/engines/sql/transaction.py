@@ -885,18 +885,16 @@ class Transaction(Statements):
         return is_elsewhere
 
     def _place_in_group(self, lane: Lane, place: int, tier_queue: TierQueue) -> None:
-        """A lane of a group gets another place; a group that wakes earns no credit either."""
+        """A lane of a group gets another place."""
         group = self.groups.get(-lane.tier_queue)
-        if place in _SERVED and lane.place not in _SERVED:
-            if not group.competing:
-                group.vt = max(group.vt, tier_queue.vt)
-            lane.vt = max(lane.vt, group.inner_vt)
-        elif place == RUNNABLE and lane.place == AT_GATE:  # nor does waiting
+        comes = place in _SERVED and lane.place not in _SERVED
+        if comes or (place == RUNNABLE and lane.place == AT_GATE):
+            # neither sleeping nor waiting at a gate earns credit
             if not group.runnable:
                 group.vt = max(group.vt, tier_queue.vt)
             lane.vt = max(lane.vt, group.inner_vt)
-        self.groups.count(group, lane.place, -1)
-        self.groups.count(group, place, 1)
+        group.runnable += (place == RUNNABLE) - (lane.place == RUNNABLE)
+        self.groups.touch(group)
 
     def moves_at_gate(self, lane: Lane) -> None:
         """The lane comes to the gate where it waits, leaves it, or has another position there."""

@@ -39,7 +39,7 @@ from laneway.subscriptions import FIELD, split
 from laneway.tiers import TierLayers
 from laneway.topic_groups import GROUP
 
-LAYOUT = 22
+LAYOUT = 23
 """That of 0.1.0, the first version whose namespaces are kept."""
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
@@ -836,7 +836,6 @@ class GroupRecord(msgspec.Struct, array_like=True):
     inner_vt: int
     lanes: int
     runnable: int
-    at_gate: int
     weight: float
     has_heads: Any
     limited: bool

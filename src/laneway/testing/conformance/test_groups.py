@@ -177,6 +177,22 @@ def test_a_group_is_first_at_a_gate_behind_a_topic_without_a_group(driver: Engin
     assert [lease.topic for lease in driver.lease(3)] == ["alone", "c.first", "c.last"]
 
 
+def test_lanes_at_a_gate_earn_their_group_no_credit(driver: EngineDriver) -> None:
+    """A customer whose topic waited at a shut gate holds up nobody when another one wakes."""
+    driver.engine.gate_set("shut", Gate(concurrency=1), now_us=driver.now)
+    driver.policy("other", gate="shut")
+    driver.put("other", "x")
+    driver.lease()  # keeps the only slot
+    driver.policy("c.*", group="{1}")
+    driver.policy("c.a.shut", gate="shut")
+    fill(driver, ["c.a.shut"], 10)
+    fill(driver, ["c.b.0", "c.c.0"], 300)
+    served(driver, 400, 1)
+    fill(driver, ["c.a.free"], 300)
+    seen = served(driver, 30, 1)
+    assert all(8 <= seen[name] <= 12 for name in ("c.a", "c.b", "c.c")), seen
+
+
 @pytest.mark.parametrize("change", ["own", "pattern", "removed"])
 def test_waiting_topics_move_to_another_group(
     driver: EngineDriver, change: Literal["own", "pattern", "removed"]

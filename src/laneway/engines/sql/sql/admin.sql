@@ -278,13 +278,12 @@ SELECT number FROM group_queue;
 
 -- name: check_group_counts
 -- Groups whose counts are not those of their lanes, and what they should be.
-SELECT number, counted, can_run, waits FROM (
-    SELECT g.number, g.lanes, g.runnable, g.at_gate, coalesce(c.counted, 0) AS counted,
-        coalesce(c.can_run, 0) AS can_run, coalesce(c.waits, 0) AS waits
+SELECT number, counted, can_run FROM (
+    SELECT g.number, g.lanes, g.runnable, coalesce(c.counted, 0) AS counted,
+        coalesce(c.can_run, 0) AS can_run
       FROM group_queue g LEFT JOIN (
         SELECT -tier_queue AS number, count(*) AS counted,
-            count(*) FILTER (WHERE place = 1) AS can_run,
-            count(*) FILTER (WHERE place = 3) AS waits
+            count(*) FILTER (WHERE place = 1) AS can_run
           FROM lane WHERE tier_queue < 0 GROUP BY tier_queue
       ) c ON c.number = g.number) found
- WHERE (lanes, runnable, at_gate) <> (counted, can_run, waits) LIMIT ?;
+ WHERE (lanes, runnable) <> (counted, can_run) LIMIT ?;

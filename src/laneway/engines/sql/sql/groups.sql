@@ -16,11 +16,11 @@ SELECT {group} FROM group_queue g WHERE g.name = ? AND g.tier_queue = ?;
 SELECT {group} FROM group_queue g WHERE g.name = ?;
 
 -- name: group_write
-INSERT INTO group_queue (number, tier_queue, name, vt, inner_vt, lanes, runnable, at_gate, weight,
-    limited, first_vt) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO group_queue (number, tier_queue, name, vt, inner_vt, lanes, runnable, weight, limited,
+    first_vt) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (number) DO UPDATE SET vt = excluded.vt, inner_vt = excluded.inner_vt,
-        lanes = excluded.lanes, runnable = excluded.runnable, at_gate = excluded.at_gate,
-        weight = excluded.weight, limited = excluded.limited, first_vt = excluded.first_vt;
+        lanes = excluded.lanes, runnable = excluded.runnable, weight = excluded.weight,
+        limited = excluded.limited, first_vt = excluded.first_vt;
 
 -- name: group_delete
 DELETE FROM group_queue WHERE number = ?;

@@ -6,8 +6,8 @@
 -- and have -N as their tier queue. A group has a record (hash `group_queues`, by number) as long as
 -- it has lanes; `group_numbers` has the numbers by tier queue and name.
 --
--- `inner_vt`: the virtual time of the lane that was served last in it; `size`, `runnable`,
--- `at_gate`: how many lanes it has, and has there. `group_turns:N` has for each gate that its lanes
+-- `inner_vt`: the virtual time of the lane that was served last in it; `size`,
+-- `runnable`: how many lanes it has, and how many of them are. `group_turns:N` has for each gate that its lanes
 -- have waited at: the group's turn, that of its lane served last, how many lanes wait there.
 --
 -- uses: writes
@@ -88,7 +88,7 @@ local groups = part(function(groups)
 
     local function new(number, name, tier_queue, vt)
         return { number = number, name = name, tier_queue = tier_queue, vt = vt, inner_vt = 0,
-            size = 0, runnable = 0, at_gate = 0, weight = 1, has_heads = false, is_limited = false,
+            size = 0, runnable = 0, weight = 1, has_heads = false, is_limited = false,
             is_group = true, listed_at = false, heads_at = false, turns = {},
             -- of this call: how it is listed beside lanes, its index; what serving.lua has done
             member = false, runnable_key = false, position = false, listed_in = false, first =
@@ -96,11 +96,11 @@ local groups = part(function(groups)
     end
 
     local function decode(number, stored)
-        local name, tier_queue, vt, inner_vt, size, runnable, at_gate, weight, has_heads,
-            is_limited = values_of(stored)
+        local name, tier_queue, vt, inner_vt, size, runnable, weight, has_heads, is_limited
+            = values_of(stored)
         local group = new(number, name, tier_queue, vt)
-        group.inner_vt, group.size, group.runnable, group.at_gate, group.weight, group.is_limited
-            = inner_vt, size, runnable, at_gate, weight, is_limited
+        group.inner_vt, group.size, group.runnable, group.weight, group.is_limited
+            = inner_vt, size, runnable, weight, is_limited
         group.has_heads = has_heads
         group.listed_at, group.heads_at = runnable > 0 and vt, has_heads and vt
         return group
@@ -110,9 +110,9 @@ local groups = part(function(groups)
     local FALSE, TRUE = '\194', '\195'
 
     local function encode(group)
-        return packed(group.name) .. pack('>BI4Bi8Bi8BI4BI4BI4', WHOLE, group.tier_queue, SIGNED,
-            group.vt, SIGNED, group.inner_vt, WHOLE, group.size, WHOLE, group.runnable, WHOLE,
-            group.at_gate) .. (group.weight == 1 and '\1' or packed(group.weight))
+        return packed(group.name) .. pack('>BI4Bi8Bi8BI4BI4', WHOLE, group.tier_queue, SIGNED,
+            group.vt, SIGNED, group.inner_vt, WHOLE, group.size, WHOLE, group.runnable)
+            .. (group.weight == 1 and '\1' or packed(group.weight))
             .. (group.has_heads and TRUE or FALSE) .. (group.is_limited and TRUE or FALSE)
     end
 
@@ -209,11 +209,6 @@ local groups = part(function(groups)
         return group
     end
 
-    -- How many of its lanes are runnable or at a gate.
-    function groups.competing(group)
-        return group.runnable + group.at_gate
-    end
-
     -- How it is listed beside lanes.
     function groups.member(group)
         if not group.member then
@@ -243,12 +238,10 @@ local groups = part(function(groups)
         end
     end
 
-    -- Lanes of the group came to a place; negative: they left it.
-    function groups.count(group, is_runnable, is_at_gate, count)
-        if is_runnable then
-            group.runnable = group.runnable + count
-        elseif is_at_gate then
-            group.at_gate = group.at_gate + count
+    -- A lane of the group became runnable, or is no longer.
+    function groups.count(group, was_runnable, is_runnable)
+        if is_runnable ~= was_runnable then
+            group.runnable = group.runnable + (is_runnable and 1 or -1)
         end
         changed[group] = true
     end

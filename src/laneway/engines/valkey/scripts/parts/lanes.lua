@@ -636,22 +636,18 @@ lanes = part(function(lanes)
             or false)
     end
 
-    -- A lane of a group gets another place. A group that wakes earns no credit either.
+    -- A lane of a group gets another place.
     local function place_in_group(lane, place, tier_queue)
         local group = groups.find(-lane.tier_queue)
-        if can_deliver_at(place) and not can_deliver_at(lane.place) then
-            if groups.competing(group) == 0 then
-                group.vt = max(group.vt, tier_queue.vt)
-            end
-            lane.vt = max(lane.vt, group.inner_vt)
-        elseif place == RUNNABLE and lane.place == AT_GATE then -- nor does waiting
+        local comes = can_deliver_at(place) and not can_deliver_at(lane.place)
+        if comes or (place == RUNNABLE and lane.place == AT_GATE) then
+            -- neither sleeping nor waiting at a gate earns credit
             if group.runnable == 0 then
                 group.vt = max(group.vt, tier_queue.vt)
             end
             lane.vt = max(lane.vt, group.inner_vt)
         end
-        groups.count(group, lane.place == RUNNABLE, lane.place == AT_GATE, -1)
-        groups.count(group, place == RUNNABLE, place == AT_GATE, 1)
+        groups.count(group, lane.place == RUNNABLE, place == RUNNABLE)
     end
 
     local function leave_gates(lane)
@@ -686,7 +682,7 @@ lanes = part(function(lanes)
             leave_gates(lane)
             local group = lanes.group(lane)
             if group then
-                groups.count(group, lane.place == RUNNABLE, lane.place == AT_GATE, -1)
+                groups.count(group, lane.place == RUNNABLE, false)
                 groups.add_lanes(group, -1)
             end
             enter(lane, policy)
@@ -865,7 +861,7 @@ lanes = part(function(lanes)
     function lanes.forget(lane)
         lanes.before_move(lane)
         if lanes.group(lane) then
-            groups.count(lanes.group(lane), lane.place == RUNNABLE, lane.place == AT_GATE, -1)
+            groups.count(lanes.group(lane), lane.place == RUNNABLE, false)
         end
         leave_gates(lane)
         lane.place, lane.wake = FULL, 0 -- in no index
