@@ -71,6 +71,15 @@ def test_what_happened_is_counted_from_the_first_message_on(app: Laneway, world:
     assert asyncio.run(app.history.aread(tier="mid")).waiting == 1
 
 
+def test_the_first_messages_are_no_flow_of_thousands_a_second(app: Laneway, world: World) -> None:
+    """The first second is not measured: three messages in 2 ms are not 1,500/s."""
+    app.publish_many([Message("mail", n) for n in range(3)])
+    world.later(0.002)
+    history = app.history.read()
+    assert 0 < history.inflow <= 3.0
+    assert history.growth <= 3.0
+
+
 def test_rows_are_kept_by_10_seconds_minute_and_quarter(app: Laneway, world: World) -> None:
     """Each row says what happened in its interval; longer steps add the shorter ones up."""
     for _ in range(30):

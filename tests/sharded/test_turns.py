@@ -14,7 +14,7 @@ TOPICS = [f"topic-{n}" for n in range(12)]
 
 @pytest.mark.parametrize("at_once", [1, 7])
 def test_a_busy_shard_holds_up_no_other(opened: Opened, at_once: int) -> None:
-    """A worker that has no room left serves all shards, also if one is published to meanwhile."""
+    """A worker that has no room left serves all shards, even if one is published to meanwhile."""
     engine = opened()
     engine.put([Draft(topic, b"x") for topic in TOPICS for _ in range(200)])
     seen: Counter[str] = Counter()

@@ -51,13 +51,13 @@ class HistoryRow(msgspec.Struct, kw_only=True):
 
     @property
     def inflow(self) -> float:
-        """Messages published per second."""
-        return self.published / self.seconds if self.seconds else 0.0
+        """Messages published per second, in one second at least."""
+        return self.published / max(1.0, self.seconds)
 
     @property
     def outflow(self) -> float:
-        """Messages done or died per second."""
-        return (self.done + self.died) / self.seconds if self.seconds else 0.0
+        """Messages done or died per second, in one second at least."""
+        return (self.done + self.died) / max(1.0, self.seconds)
 
 
 class HistoryPart(HistoryRow, kw_only=True):
@@ -198,9 +198,9 @@ def _set_flows(
     rows = _rows(engine, step, since_us - step * SECOND, now_us, latest)
     before = [_row(row, selected) for row in rows if row.end_us <= since_us]
     recent = [_row(row, selected) for row in rows if row.end_us > since_us]
-    seconds = sum(row.seconds for row in recent)
-    if not seconds:
+    if not recent:
         return
+    seconds = max(1.0, sum(row.seconds for row in recent))  # a namespace may be younger
     history.inflow = sum(row.published for row in recent) / seconds
     history.outflow = sum(row.done + row.died for row in recent) / seconds
     history.growth = history.inflow - history.outflow

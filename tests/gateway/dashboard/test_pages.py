@@ -116,9 +116,11 @@ def test_topics(browser: Browser, app: Laneway) -> None:
     app.publish("list.gold", 1)
     words = browser.get("/topics?filter=list.*").words
     assert all(f"list.{name}" in words for name in (0, 1, 2, "paused", "gold"))
+    assert "ready no worker" in words
     words = browser.get("/topics?filter=list.*+state:paused").words
     assert "list.paused" in words
     assert "list.0" not in words
+    assert "no worker" not in words
     words = browser.get("/topics?filter=list.*+tier:high&order=age").words
     assert "list.gold" in words
     assert "list.paused" not in words

@@ -19,7 +19,7 @@ from laneway.gateway.wire import topic_fields
 from laneway.history.records import bucket_of
 from laneway.policy import check_pattern, is_pattern
 from laneway.push import table
-from laneway.subscriptions import is_copy
+from laneway.subscriptions import SEPARATOR, is_copy
 
 SHOWN = 50
 LOOKED_AT = 250
@@ -140,10 +140,20 @@ def _row(view: View, stats: TopicStats, now_us: int, troubles: dict[str, str]) -
         "trend": [point.waiting for point in view.points(stats)],
         "is_copy": is_copy(stats.topic),
         "trouble": troubles.get(stats.topic),
-        "why": why(stats, now_us),
+        "why": why(stats, now_us) or ("no worker" if _is_unserved(view, stats) else ""),
         "own": own(stats),
         "used": _used(view, stats),
     }
+
+
+def _is_unserved(view: View, stats: TopicStats) -> bool:
+    """Whether messages are ready in a pool that no running worker serves."""
+    return bool(
+        stats.ready
+        and stats.state != "paused"
+        and SEPARATOR not in stats.pool  # consumers of HTTP lease there
+        and not view.reader.coverage().serves_pool(stats.pool)
+    )
 
 
 def _used(view: View, stats: TopicStats) -> float | None:
