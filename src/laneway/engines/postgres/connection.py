@@ -59,6 +59,12 @@ class Array:
         self.oid = _ARRAY_OF[oid]
         self.data = encode_array(oid, values)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Array) and (self.oid, self.data) == (other.oid, other.data)
+
+    def __hash__(self) -> int:
+        return hash((self.oid, self.data))
+
 
 def encode_array(oid: int, values: Sequence[Any]) -> bytes:
     """A list in PostgreSQL's binary form: dimensions, then each element behind its length."""
@@ -248,7 +254,8 @@ class Connection:
         ticket = self._asked.pop((name, *values), None) or self._send(name, values)
         return self.pipeline.rows(ticket) if ticket is not None else []
 
-    def prefetch(self, name: str, *values: Any) -> None:
+    def prefetch(self, name: str, *given: Any) -> None:
+        values = [Array(each) if type(each) is tuple else each for each in given]
         if (name, *values) in self._asked:
             return
         ticket = self._send(name, values)

@@ -50,10 +50,12 @@ class Prepared:
 class Ticket:
     """A statement that was sent, and its result once it has been read."""
 
-    __slots__ = ("result", "statement")
+    __slots__ = ("number", "result", "statement")
 
-    def __init__(self, statement: Prepared) -> None:
+    def __init__(self, statement: Prepared, number: int = 0) -> None:
         self.statement = statement
+        self.number = number
+        """How many statements were sent before it, and this one."""
         self.result: pq.abc.PGresult | None = None
 
 
@@ -79,8 +81,11 @@ class Pipeline:
         self._poll = select.poll()
         self.trips = 0
         """How often the server's answer to something new was waited for."""
-        self._is_synced = self._is_counted = True
-        """Whether a synchronization follows the last statement, and whether `trips` has it."""
+        self._sent = self._synced = self._counted = 0
+        """
+        How many statements were sent, how many of them a synchronization follows, and how many of
+        these `trips` has.
+        """
 
     def send(
         self, text: str, types: tuple[int, ...] = (), values: Sequence[bytes | None] = ()
@@ -94,9 +99,9 @@ class Pipeline:
             self._server.send_query_prepared(statement.name, values, formats, 1)
         else:
             self._server.send_query_params(text.encode(), values, types, formats, 1)
-        ticket = Ticket(statement)
+        self._sent += 1
+        ticket = Ticket(statement, self._sent)
         self._unread.append(ticket)
-        self._is_synced = False
         return ticket
 
     def _prepare(self, text: str, types: tuple[int, ...]) -> Prepared:
@@ -133,7 +138,8 @@ class Pipeline:
         if ticket.result is None:
             # Not a mere flush: the server counts how long a transaction is idle only after a
             # synchronization, and so frees the lock of a client that has stopped.
-            self._synchronize()
+            if ticket.number > self._synced:
+                self.send_sync()
             self._read(ticket)
         if ticket.result is None:
             raise psycopg.OperationalError("the statement was skipped: one before it has failed")
@@ -141,17 +147,14 @@ class Pipeline:
 
     def sync(self) -> None:
         """Wait for everything that was sent. Raises psycopg.Error as `result` does."""
-        self._synchronize()
-        self._read(None)
-
-    def _synchronize(self) -> None:
-        if not self._is_synced:
+        if self._sent > self._synced:
             self.send_sync()
+        self._read(None)
 
     def send_sync(self) -> None:
         """After a failed statement, those behind this one run again."""
         self._server.pipeline_sync()
-        self._is_synced, self._is_counted = True, False
+        self._synced = self._sent
         self._unread.append(_SYNC)
         self._server.flush()
 
@@ -170,12 +173,13 @@ class Pipeline:
         """Read the results up to this one; None: all."""
         unread = self._unread
         deadline = time.monotonic() + ANSWER_SECONDS
+        is_new = (wanted.number if wanted is not None else self._sent) > self._counted
         while unread:
-            result = self._next(deadline)
+            result = self._next(deadline, is_new=is_new)
             if result is None:  # between the results of two statements
                 continue
             if result.status == pq.ExecStatus.PIPELINE_SYNC:
-                self._synced()
+                self._pass_sync()
             elif result.status in _OK:
                 ticket = unread.popleft()
                 ticket.result = result
@@ -185,7 +189,7 @@ class Pipeline:
                 self._fail(result, deadline)
         self._unconfirmed.clear()
 
-    def _synced(self) -> None:
+    def _pass_sync(self) -> None:
         while self._unread.popleft() is not _SYNC:
             pass
 
@@ -200,18 +204,18 @@ class Pipeline:
             while self._unread:
                 found = self._next(deadline)
                 if found is not None and found.status == pq.ExecStatus.PIPELINE_SYNC:
-                    self._synced()
+                    self._pass_sync()
                     break
         except psycopg.OperationalError as error:  # the server has ended the connection: see why
             raise error_from_result(result) from error
         raise error_from_result(result)
 
-    def _next(self, deadline: float) -> pq.abc.PGresult | None:
-        """The next result, or None behind each one."""
+    def _next(self, deadline: float, *, is_new: bool = False) -> pq.abc.PGresult | None:
+        """The next result, or None behind each one. `is_new`: nobody has waited for it yet."""
         server = self._server
         if server.flush() or server.is_busy():
-            self.trips += not self._is_counted
-            self._is_counted = True
+            if is_new and self._counted < self._synced:
+                self.trips, self._counted = self.trips + 1, self._synced
             poll, file = self._poll, server.socket
             while (unsent := server.flush()) or server.is_busy():
                 poll.register(file, select.POLLIN | (select.POLLOUT if unsent else 0))

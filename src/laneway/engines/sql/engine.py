@@ -67,7 +67,14 @@ log = logging.getLogger("laneway.engine")
 WARN_EVERY = 60.0
 """Seconds between two warnings about the clock."""
 
-COLD_READS = (("shard_read",), ("tier_queues",), ("inbox_read",), ("group_any",))
+COLD_READS = (
+    ("shard_read",),
+    ("tier_queues",),
+    ("inbox_read",),
+    ("inbox_lanes",),
+    ("lane_last",),
+    ("group_any",),
+)
 """What a transaction reads first if others have written since the last one of this object."""
 
 PLACE = "place"
@@ -162,15 +169,19 @@ class SqlQueue(Waits):
         *,
         durable: bool = True,
         reads: Callable[[LaneCache], Iterable[Read]] | None = None,
+        cold_reads: Callable[[], Iterable[Read]] = tuple,
     ) -> Iterator[Transaction]:
-        """`reads`: what it reads besides `housekeeping.due`, unless others have written."""
+        """
+        `reads`: what it reads besides `housekeeping.due`, unless others have written. `cold_reads`:
+        what it reads besides `COLD_READS` if they have.
+        """
         store, lane_cache = self._store, self._lane_cache
         with store.lock:
             store.refuse_nested()  # before the cache of the transaction around it is cleared
             try:
-                asked = self._first_reads(reads)
+                asked = self._first_reads(reads, cold_reads)
                 with store.writing(durable=durable, syncs=False, reads=asked) as connection:
-                    tx = self._begun(connection, now_us, reads)
+                    tx = self._begun(connection, now_us, reads, cold_reads)
                     asleep = tx.shard.first_asleep
                     yield tx
                     if tx.end_notices:
@@ -197,12 +208,13 @@ class SqlQueue(Waits):
         connection: Connection,
         now_us: int | None,
         reads: Callable[[LaneCache], Iterable[Read]] | None,
+        cold_reads: Callable[[], Iterable[Read]],
     ) -> Transaction:
         """The transaction that this connection has begun, see `transaction` and `_first_reads`."""
         store, lane_cache = self._store, self._lane_cache
         lane_cache.check(connection, store.commits)
         if lane_cache.was_cold:
-            for read in COLD_READS:
+            for read in (*COLD_READS, *cold_reads()):
                 connection.prefetch(*read)
         clock = store.clock() if now_us is None else now_us
         tx = Transaction(connection, self._rules, clock, lane_cache)
@@ -217,11 +229,15 @@ class SqlQueue(Waits):
                 tx.prefetch(*read)
         return tx
 
-    def _first_reads(self, reads: Callable[[LaneCache], Iterable[Read]] | None) -> tuple[Read, ...]:
+    def _first_reads(
+        self,
+        reads: Callable[[LaneCache], Iterable[Read]] | None,
+        cold_reads: Callable[[], Iterable[Read]],
+    ) -> tuple[Read, ...]:
         """What a transaction reads first, as far as this is known before it begins."""
         cache = self._lane_cache
         if cache.shard is None or (cache.was_cold and reads is None):
-            return COLD_READS
+            return (*COLD_READS, *cold_reads())
         if reads is not None:  # a lease: others have often put what it finds
             cache.reads_lanes, cache.has_been_cold = cache.has_been_cold, False
             return (*COLD_READS, *reads(cache), housekeeping.due(cache.shard))
@@ -284,7 +300,8 @@ class SqlQueue(Waits):
 
     def _put(self, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
         """Put messages; only the first ones, where they have many copies."""
-        with self.transaction(now_us, durable=True) as tx:
+        cold_reads = partial(putting.reads, drafts)
+        with self.transaction(now_us, durable=True, cold_reads=cold_reads) as tx:
             receipts = putting.put(tx, drafts, is_whole=False)
             if tx.has_due_later:
                 self._notify_soon(tx)
@@ -443,7 +460,8 @@ class SqlQueue(Waits):
         publish: Mapping[int, Sequence[Draft]],
         now_us: int | None,
     ) -> list[SettlementAnswer]:
-        with self.transaction(now_us, durable=True) as tx:
+        cold_reads = partial(settling.reads, self._lane_cache, settlements)
+        with self.transaction(now_us, durable=True, cold_reads=cold_reads) as tx:
             answers = settling.settle(tx, settlements, publish)
             if any(settlement.action != "ack" for settlement in settlements):
                 self._notify_soon(tx)

@@ -54,7 +54,7 @@ from laneway.engines.sql.rows import (
     TierQueue,
     read_headers,
 )
-from laneway.engines.sql.tallies import noise_of
+from laneway.engines.sql.tallies import noise_of, prefetch_noise
 from laneway.engines.sql.transaction import Transaction, rebased
 from laneway.engines.sql.wanted import ALL_RANKS, START, Only, Position
 from laneway.message import Lease
@@ -1229,9 +1229,10 @@ class _Deliveries:
     def run(self, visits: list[tuple[Lane, int]]) -> list[Lease]:
         if not visits:
             return []
-        self._noise = noise_of(self.tx)
-        rows = self._read(visits)
         tx = self.tx
+        prefetch_noise(tx)
+        rows = self._read(visits)
+        self._noise = noise_of(tx)
         tx.last_fence()  # from now on it is `shard.fence`
         for lane, take in visits:
             policy = tx.policy_of(lane)

@@ -7,7 +7,7 @@ are written together (see `tables`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 
@@ -41,6 +41,7 @@ from laneway.engines.shared.states import (
 )
 from laneway.engines.sql import merging, messages, results
 from laneway.engines.sql.rows import Lane, Row, line_of, rank_of, to_json
+from laneway.engines.sql.store import Read
 from laneway.engines.sql.transaction import Transaction
 from laneway.engines.sql.views import oldest_of
 from laneway.engines.sql.wanted import ALL_RANKS
@@ -141,6 +142,12 @@ def _put_copied(
     return receipts
 
 
+def reads(drafts: Sequence[Draft]) -> Iterator[Read]:
+    """What a put of these reads if nothing is cached: the lanes that have their topics' names."""
+    names = tuple(dict.fromkeys(draft.topic for draft in drafts))
+    yield ("lanes_by_name", names) if len(names) > 1 else ("lane_by_name", *names)
+
+
 def put_from_inbox(
     tx: Transaction, rows: Sequence[tuple[int, int, str, int, str, bytes, int | None]]
 ) -> list[int]:
@@ -149,7 +156,7 @@ def put_from_inbox(
     One whose number was assigned meanwhile, by a program that knows no inbox, gets another. Returns
     the numbers.
     """
-    tx.load_names({row[2] for row in rows}, creates=True)
+    tx.load_names({row[2] for row in rows}, creates=True, inbox=True)
     intake = _Intake(tx)
     now, tx.now = tx.now, tx.shard.now
     numbers = []
@@ -204,7 +211,7 @@ class _Intake:
             has_line = draft.key is not None and policy.serial is not None
             if merges or has_line or draft.id is not None:
                 decided.append(entry)
-        tx.load_names({entry[2] for entry in entries if entry[2]}, creates=True)
+        tx.load_names(dict.fromkeys(entry[2] for entry in entries if entry[2]), creates=True)
         if decided:
             self._load(decided)
         return entries

@@ -7,7 +7,7 @@ no third kind (`_quick_deaths`); others are settled one by one (`_Settling`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -32,9 +32,9 @@ from laneway.engines.shared.states import (
     RETENTION_ENDS,
 )
 from laneway.engines.sql import key_limits, leases, merging, message_ends, messages, putting
-from laneway.engines.sql.lane_cache import CachedLease
+from laneway.engines.sql.lane_cache import CachedLease, LaneCache
 from laneway.engines.sql.rows import Ended, Held, Lane, Row
-from laneway.engines.sql.store import Outdated
+from laneway.engines.sql.store import Outdated, Read
 from laneway.engines.sql.transaction import Transaction
 from laneway.errors import BacklogFull
 from laneway.message import Action, Draft, Settlement, SettlementAnswer
@@ -122,6 +122,14 @@ def _bare(mid: int) -> Ended:
     return Ended(mid, None, None, None, 0, 0, 0, 0, 0, 0)
 
 
+def reads(lane_cache: LaneCache, settlements: Sequence[Settlement]) -> Iterator[Read]:
+    """What a settlement of these reads if no lane is cached: the lanes of cached leases."""
+    leases = map(lane_cache.leases.get, (each.fence for each in settlements))
+    numbers = tuple(dict.fromkeys(lease[1] for lease in leases if lease is not None))
+    if numbers:
+        yield ("lanes_by_number", numbers) if len(numbers) > 1 else ("lane_by_number", *numbers)
+
+
 def _take_cached(tx: Transaction, settlements: Sequence[Settlement]) -> list[CachedLease | None]:
     """
     Delete the leases that are cached, and answer them. Nothing is read; the number of rows that
@@ -141,7 +149,7 @@ def _take_cached(tx: Transaction, settlements: Sequence[Settlement]) -> list[Cac
             cached[n] = None
     if fences:
         tx.change_exactly("leases_end", _ranges(fences), len(fences))
-    tx.load_numbers({lease[1] for lease in cached if lease is not None})
+    tx.load_numbers(dict.fromkeys(lease[1] for lease in cached if lease is not None))
     return cached
 
 

@@ -95,8 +95,9 @@ class ShardStore(SqlEngine, FullEngine):
         *,
         durable: bool = True,
         reads: Callable[[LaneCache], Iterable[Read]] | None = None,
+        cold_reads: Callable[[], Iterable[Read]] = tuple,
     ) -> Iterator[Transaction]:
-        with super().transaction(now_us, durable=durable, reads=reads) as tx:
+        with super().transaction(now_us, durable=durable, reads=reads, cold_reads=cold_reads) as tx:
             if tx.shard.policy_version != self._known_version():
                 raise OtherVersion(tx.shard.policy_version)
             yield tx

@@ -69,7 +69,7 @@ def own_bits(shards: int) -> int:
 
 
 Read: TypeAlias = "tuple[Any, ...]"
-"""A statement that reads: its name, then its values."""
+"""A statement that reads: its name, then its values; a tuple stands for an `array`."""
 
 
 class Outdated(Exception):  # never leaves the engine

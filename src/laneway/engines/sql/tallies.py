@@ -253,11 +253,24 @@ def _count_rare(tally: Tally, lane: Lane, failures: dict[str, int]) -> None:
         tally.throttled_us += rare[3] - before[3]
 
 
+def prefetch_noise(tx: Transaction) -> None:
+    """Ask for what `noise_of` reads."""
+    if _is_noise_old(tx):
+        tx.prefetch("lane_big_nth", _noisy(tx))
+
+
 def noise_of(tx: Transaction) -> int:
     """The largest size class that is not noisy. Read once a second: it changes slowly."""
     lane_cache = tx.lane_cache
-    if not 0 <= tx.now - lane_cache.noise_us < SECOND:
-        noisy = min(max(tx.shard.lanes // NOISY_PART, 1), MOST_NOISY)
-        row = tx.one("lane_big_nth", noisy)
+    if _is_noise_old(tx):
+        row = tx.one("lane_big_nth", _noisy(tx))
         lane_cache.noise_us, lane_cache.noise = tx.now, row[0] if row is not None else 0
     return int(lane_cache.noise)
+
+
+def _is_noise_old(tx: Transaction) -> bool:
+    return not 0 <= tx.now - tx.lane_cache.noise_us < SECOND
+
+
+def _noisy(tx: Transaction) -> int:
+    return min(max(tx.shard.lanes // NOISY_PART, 1), MOST_NOISY)

@@ -505,18 +505,27 @@ class Transaction(Statements):
             number = first + number % here * place.shards
         return lane_name(policy, topic, spread_by, number)
 
-    def load_names(self, names: Iterable[str], *, creates: bool = False) -> None:
-        """Read lanes by name, all in one statement. `creates`: missing ones will be created."""
+    def load_names(
+        self, names: Iterable[str], *, creates: bool = False, inbox: bool = False
+    ) -> None:
+        """
+        Read lanes by name, all in one statement. `creates`: missing ones will be created. `inbox`:
+        they are those of the inbox's messages.
+        """
         known = self.lane_cache.names
         wanted = [name for name in names if name not in known and name not in self._absent]
-        if creates and wanted and self._last_lane is None:
+        if not wanted:
+            return
+        if creates and self._last_lane is None:
             self.prefetch("lane_last")
-        if len(wanted) == 1:
+        if inbox:
+            rows = self.all("inbox_lanes")
+        elif len(wanted) == 1:
             rows = self.all("lane_by_name", wanted[0])
         else:
-            rows = self.all("lanes_by_name", self.array(wanted)) if wanted else []
+            rows = self.all("lanes_by_name", self.array(wanted))
         self.cache_lanes(rows)
-        if len(rows) < len(wanted):
+        if inbox or len(rows) < len(wanted):
             self._absent.update(name for name in wanted if name not in known)
 
     def load_numbers(self, numbers: Iterable[int]) -> None:

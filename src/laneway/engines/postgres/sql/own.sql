@@ -41,6 +41,13 @@ SELECT mid, coalesce(first, CASE WHEN fence IS NULL THEN mid END), ready,
 SELECT mid, published, topic, rank, headers, body, fence FROM inbox
  WHERE mid > (SELECT seq FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1) ORDER BY mid;
 
+-- name: inbox_lanes
+-- As the shared statement.
+SELECT {lane} FROM (SELECT DISTINCT topic FROM inbox
+     WHERE mid > (SELECT seq FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1)) i
+ CROSS JOIN LATERAL (SELECT * FROM lane n WHERE n.name = i.topic
+    ORDER BY n.lane DESC, n.epoch DESC LIMIT 1) l;
+
 -- name: inbox_clear
 DELETE FROM inbox
  WHERE mid > (SELECT seq FROM shard WHERE one = 1 ORDER BY epoch DESC LIMIT 1);

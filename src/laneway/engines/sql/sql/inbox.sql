@@ -23,6 +23,10 @@ RETURNING mid,
 -- name: inbox_read
 SELECT mid, published, topic, rank, headers, body, fence FROM inbox ORDER BY mid;
 
+-- name: inbox_lanes
+-- The lanes to which its messages go.
+SELECT {lane} FROM (SELECT DISTINCT topic FROM inbox) i {join} lane l ON l.name = i.topic;
+
 -- name: inbox_clear
 DELETE FROM inbox;
 
