@@ -4,8 +4,8 @@ of a waiting worker.
 
 A machine that has been idle for a while answers more slowly, whatever it is asked. So each pause is
 a row of its own, and each row has the time of a floor, measured alternately in the same run: on a
-server one LPUSH and one BLPOP that waits for it in another process; on SQLite one fsync and one
-datagram to another process.
+Valkey server one LPUSH and one BLPOP that waits for it in another process; on SQLite and PostgreSQL
+one fsync and one datagram to another process.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def main() -> None:
         before = cpu(worker.pid)
         time.sleep(idle)
         percent = (cpu(worker.pid) - before) / idle * 100
-    floor_name = "fsync and datagram" if chosen.engine == "sqlite" else "LPUSH to BLPOP"
+    floor_name = "LPUSH to BLPOP" if isinstance(place, ServerStore) else "fsync and datagram"
     publish_table(
         "latency",
         chosen,
