@@ -116,12 +116,12 @@ def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
             f"message to {draft.topic}: the body has {len(draft.body):,} bytes, its policy allows"
             f" {policy.max_body:,}; send a reference to it, or raise max_body"
         )
-    if now_us is None and draft.headers is None:
-        return
-    if needs(draft):
+    if draft.headers is not None and needs(draft):
         return  # its ttl begins when it has its signals
-    if now_us is None or (expires := policy.expires_us(draft.ttl_us, now_us)) is None:
+    ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
+    if ttl is None or now_us is None:
         return
+    expires = now_us + ttl
     due = explicit_due(draft, now_us)
     if due is not None and due >= expires:
         raise BadMessage(delay_outlasts_ttl(draft, due - now_us, expires - now_us))

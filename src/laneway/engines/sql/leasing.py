@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -196,6 +196,11 @@ _UNREAD = "lanes_runnable_read"
 _VT = LANE_COLUMNS.index("vt")
 
 Found = Lane | GroupQueue | GateLine
+
+Visit: TypeAlias = "tuple[Lane, int, Resolved, bool, str | None]"
+"""
+A lane, how many messages it delivers, and its policy; whether it has limits, and its gates' key.
+"""
 
 
 def _page(room: int, visited: int) -> int:
@@ -592,7 +597,7 @@ class _Plan:
         self.tx = tx
         self.only = only
         self.startable = startable
-        self.visits: list[tuple[Lane, int]] = []
+        self.visits: list[Visit] = []
         self.visited: dict[int, Lane] = {}
         self.picked: dict[int, list[int]] = {}
         """By bucket, where a call names topics: the messages to deliver, in their order."""
@@ -774,17 +779,17 @@ class _Plan:
             entry = candidates.pop()
             if entry is None:
                 break
-            if isinstance(entry, GateLine):
+            if isinstance(entry, Lane):
+                got, has_more = self._serve_lane(entry, tier_queue, room - taken, entries)
+            elif isinstance(entry, GateLine):
                 taken += self._serve_gate(entry, candidates, tier_queue, room - taken, entries)
                 continue
-            if isinstance(entry, GroupQueue):
+            else:
                 if candidates.skips(entry):
                     continue
                 lanes = candidates.of_group(entry)
                 got = self._serve_group(entry, lanes, tier_queue, room - taken, entries)
                 has_more = lanes.has_more
-            else:
-                got, has_more = self._serve_lane(entry, tier_queue, room - taken, entries)
             taken += got
             if got and has_more:
                 candidates.push(entry)
@@ -839,8 +844,9 @@ class _Plan:
             self.withheld = True
             return 0, True
         got = self.visit(lane, tier_queue, room, lanes)
-        self._refused += not got
-        self.cut |= self._refused >= MOST_REFUSED
+        if not got:
+            self._refused += 1
+            self.cut |= self._refused >= MOST_REFUSED
         return got, bool(got and lane.ready and tx.allowance(lane, tx.policy_of(lane)))
 
     def _serve_group(
@@ -983,7 +989,7 @@ class _Plan:
         if policy.shared is not None and lane.ready:
             shared = tx.topic_gate(lane.rule, policy)
             lane.hold(tx.now, shared.next_permit(tx.now) if shared is not None else 0)
-        self.visits.append((lane, take))
+        self.visits.append((lane, take, policy, limited, gate))
         return take
 
     def _room_at(
@@ -1176,29 +1182,28 @@ def costs_of(tx: Transaction, mids: Sequence[int]) -> list[int]:
     return [messages.cost_of(headers) for (headers,) in tx.all("costs_of", tx.array(mids))]
 
 
-def _interleaved(tx: Transaction, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]:
+def _interleaved(tx: Transaction, visits: list[Visit]) -> list[Visit]:
     """The visits of strict tiers, then those of the other tiers, see `fairness.interleave`."""
     if (
-        len({lane.tier_queue for lane, _ in visits}) < 2
-        or len({tx.tier_queue_of(lane).number for lane, _ in visits}) < 2
+        len({lane.tier_queue for lane, *_ in visits}) < 2
+        or len({tx.tier_queue_of(lane).number for lane, *_ in visits}) < 2
     ):
         return visits
     tiers = tx.rules.tiers
-    strict: list[tuple[Lane, int]] = []
-    lanes: dict[str, list[Lane]] = {}
-    for lane, take in visits:
+    strict: list[Visit] = []
+    shared: dict[str, list[Visit]] = {}
+    for visit in visits:
+        lane, take, policy, limited, gate = visit
         tier = tx.tier_queue_of(lane).tier
         if tiers[tier].share == "strict":
-            strict.append((lane, take))
+            strict.append(visit)
         else:
-            lanes.setdefault(tier, []).extend([lane] * take)
-    if len(lanes) < 2:  # one tier: keep its order
+            shared.setdefault(tier, []).extend([(lane, 1, policy, limited, gate)] * take)
+    if len(shared) < 2:  # one tier: keep its order
         return visits
-    queues = [lanes[tier] for tier in tiers if tier in lanes]
+    queues = [shared[tier] for tier in tiers if tier in shared]
     heads = [iter(queue) for queue in queues]
-    return strict + [
-        (next(heads[n]), 1) for n in fairness.interleave([len(queue) for queue in queues])
-    ]
+    return strict + [next(heads[n]) for n in fairness.interleave([len(queue) for queue in queues])]
 
 
 class _Deliveries:
@@ -1226,7 +1231,7 @@ class _Deliveries:
         self._waited_noisy: defaultdict[int, list[int]] = defaultdict(list)
         """By tier queue: since when the messages have waited, in noisy lanes and in the others."""
 
-    def run(self, visits: list[tuple[Lane, int]]) -> list[Lease]:
+    def run(self, visits: list[Visit]) -> list[Lease]:
         if not visits:
             return []
         tx = self.tx
@@ -1234,31 +1239,31 @@ class _Deliveries:
         rows = self._read(visits)
         self._noise = noise_of(tx)
         tx.last_fence()  # from now on it is `shard.fence`
-        for lane, take in visits:
-            policy = tx.policy_of(lane)
+        for visit in visits:
+            lane, take, policy, *_ = visit
             waiting = rows[lane.lane]
             taken = waiting[:take]
             del waiting[:take]
             for _ in range(take - len(taken)):
-                self._correct_count(lane, policy)
+                self._correct_count(visit)
             number = lane.tier_queue if lane.tier_queue > 0 else tx.tier_queue_of(lane).number
             is_noisy = (lane.big is not None and lane.big > self._noise) or (
                 policy.lane_rate > 0 and bool(taken) and lane.admitted > taken[0].since
             )
             waited = (self._waited_noisy if is_noisy else self._waited)[number]
             if taken:
-                self._lease(lane, taken, policy, waited)
+                self._lease(visit, taken, waited)
         self._write()
         return self._delivered
 
-    def _read(self, visits: list[tuple[Lane, int]]) -> dict[int, list[Row]]:
+    def _read(self, visits: list[Visit]) -> dict[int, list[Row]]:
         """By lane: the messages to deliver, which are deleted from `ready`."""
         tx = self.tx
         named = self._picked | {
             number: [each.mid for each in several] for number, several in self._keyed.items()
         }
         wanted: dict[int, int] = {}
-        for lane, take in visits:
+        for lane, take, *_ in visits:
             if lane.lane not in named:
                 wanted[lane.lane] = wanted.get(lane.lane, 0) + take
         rows = self._read_heads(wanted)
@@ -1298,11 +1303,10 @@ class _Deliveries:
             reads.append(("ranked_heads", *map(tx.array, zip(*places, strict=True))))
         for offset in range(max(few.values(), default=0)):
             numbers = [number for number, take in few.items() if take > offset]
-            firsts = (
-                tx.array([getattr(lanes[number], name) for number in numbers])
-                for name in ("first_rank", "first_pos")
-            )
-            reads.append(("heads", tx.array(numbers), *firsts, offset))
+            first = [lanes[number] for number in numbers if tx.keeps_deleted]
+            ranks = tx.array([lane.first_rank for lane in first])
+            positions = tx.array([lane.first_pos for lane in first])
+            reads.append(("heads", tx.array(numbers), ranks, positions, offset))
         for read in reads:
             tx.prefetch(*read)
         for read in reads:
@@ -1321,6 +1325,7 @@ class _Deliveries:
                     tx.ready.delete(number, row.rank, row.pos, row.seq)
             elif several:
                 row, lane = several[-1], lanes[number]
+                reached = row.pos
                 if lane.ranks and tx.keeps_deleted:
                     for rank, pos, end in lane.first_places():
                         of_rank = [each for each in several if rank <= each.rank <= end]
@@ -1329,34 +1334,26 @@ class _Deliveries:
                             for each in of_rank[-1:]
                         ]
                 else:
-                    first = lane.first_rank, lane.first_pos
-                    last.append((number, *first, row.rank, row.pos, row.seq))
-                lane.begin_at(row.rank, row.pos)
+                    last.append(
+                        (number, lane.first_rank, lane.first_pos, row.rank, reached, row.seq)
+                    )
+                lane.begin_at(row.rank, reached)
         tx.run_many("ready_delete_head", last)
 
-    def _deadline(self, policy: Resolved) -> int:
-        return self.tx.now + min(policy.lease, self._max_lease_us)
-
-    def _add_deadline(self, deadline: int, first: int, last: int) -> None:
-        """Leases with these fences end then; one event is written for each deadline."""
-        span = self._deadlines.setdefault(deadline, [first, last])
-        span[1] = last
-
-    def _correct_count(self, lane: Lane, policy: Resolved) -> None:
+    def _correct_count(self, visit: Visit) -> None:
         """The lane counted a ready message that `ready` does not have: take back its delivery."""
+        lane, *_, gate = visit
         lane.leased -= 1
         lane.delivered -= 1
         self.tx.shard.delivered -= 1
-        self._free_gates(lane, policy)
+        for state in self.tx.gates_in(gate):
+            state.leased -= 1
+            self.tx.touch_gate(state)
 
-    def _expire(self, lane: Lane, row: Row) -> None:
+    def _expire(self, visit: Visit, row: Row) -> None:
         """The message's ttl is over, and housekeeping did not come to it in time."""
-        tx = self.tx
-        lane.leased -= 1
-        lane.delivered -= 1
-        tx.shard.delivered -= 1
-        policy = tx.policy_of(lane)
-        self._free_gates(lane, policy)
+        tx, lane, policy = self.tx, visit[0], visit[2]
+        self._correct_count(visit)
         slot = key_limits.key_of(policy, row)
         if slot is not None:
             key_limits.free(tx, lane, slot)
@@ -1372,19 +1369,15 @@ class _Deliveries:
         if row.serial:
             messages.free_key(tx, lane, row.line, row.mid)
 
-    def _free_gates(self, lane: Lane, policy: Resolved) -> None:
-        for state in self.tx.gates_in(self.tx.gate_of(lane, policy)):
-            state.leased -= 1
-            self.tx.touch_gate(state)
-
-    def _lease(self, lane: Lane, taken: list[Row], policy: Resolved, waited: list[int]) -> None:
+    def _lease(self, visit: Visit, taken: list[Row], waited: list[int]) -> None:
         """
         Lease messages of a lane. Appends to `waited` since when they have waited.
         """
         tx, shard = self.tx, self.tx.shard
+        lane, _, policy, limited, gate = visit
         number, topic = lane.lane, lane.topic or ""
-        limited, gate = tx.limits_of(lane, policy)
-        now, deadline, nonce = tx.now, self._deadline(policy), shard.nonce
+        now, nonce = tx.now, shard.nonce
+        deadline = now + min(policy.lease, self._max_lease_us)
         cached, delivered, leases = tx.lane_cache.leases, self._delivered, self._leases
         at_most_once, merges_all = policy.delivery == "at_most_once", policy.merge == "all"
         charge, holder = 0, self._holder
@@ -1395,7 +1388,7 @@ class _Deliveries:
         for row in taken:
             if row.expires is not None:
                 if row.expires <= now:
-                    self._expire(lane, row)
+                    self._expire(visit, row)
                     continue
                 tx.events.delete(row.expires, EXPIRES, row.mid)
             if row.mkey is not None:
@@ -1443,7 +1436,8 @@ class _Deliveries:
         if fence > first:
             if lane.ready:
                 lane.old = waited[-1] >> AGE_SHIFT
-            self._add_deadline(deadline, first + 1, fence)
+            # One event is written for each deadline.
+            self._deadlines.setdefault(deadline, [first + 1, fence])[1] = fence
             shard.fence = fence
             shard.leased += fence - first
             shard.waiting -= fence - first

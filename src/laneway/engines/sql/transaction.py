@@ -625,16 +625,21 @@ class Transaction(Statements):
 
     def touch_shrunk(self, lane: Lane) -> None:
         """Like `touch`, where only `leased` and `done` changed (and an idle lane's `wake`)."""
-        if lane.place == IDLE:
-            policy = self.policy_of(lane)
-            is_elsewhere = lane.placed_by is not policy and self._is_elsewhere(lane, policy)
-            if lane.ready or policy.paused or is_elsewhere:
-                self.place(lane)
-                return
-            _, lane.wake = self._place_of(lane, policy, self.tier_queue_of(lane))
-            self._changes.ended[lane.lane] = lane
-        else:
+        if lane.place != IDLE:
             self._changes.shrunk[lane.lane] = lane
+            return
+        policy = self.policy_of(lane)
+        if (
+            lane.ready
+            or lane.need
+            or policy.paused
+            or policy.shared is not None
+            or lane.placed_by is not policy
+        ):
+            self.place(lane)
+        else:
+            lane.wake = self._forgotten_at(lane, policy)
+            self._changes.ended[lane.lane] = lane
 
     def tier_queue(self, pool: str, tier: str) -> TierQueue:
         """The tier queue of a pool and tier, created if it does not exist."""
@@ -840,7 +845,7 @@ class Transaction(Statements):
         if lane.key_limits and lane.key_limits != policy.key_limits and lane.parked:
             key_limits.limits_changed(self, lane, policy)
         tier_queue = self.tier_queue_of(lane)
-        place, wake = self._place_of(lane, policy, tier_queue, was_visited=was_visited)
+        place, wake = self._place_of(lane, policy, was_visited=was_visited)
         if lane.held_until and not self._is_held(lane, policy, place):
             lane.hold(self.now, 0)
         if lane.tier_queue < 0 and place != lane.place:
@@ -918,7 +923,7 @@ class Transaction(Statements):
         return all(state.is_open(self.now) for state in self.gates_in(gate))
 
     def _place_of(
-        self, lane: Lane, policy: Resolved, tier_queue: TierQueue, *, was_visited: bool = False
+        self, lane: Lane, policy: Resolved, *, was_visited: bool
     ) -> tuple[int, int | None]:
         """The place, see `shared.states`, and when the lane has to be placed or forgotten."""
         now = self.now
@@ -936,11 +941,7 @@ class Transaction(Statements):
         if not lane.ready:
             if lane.need:
                 lane.need = 1 if lane.leased or lane.delayed or lane.parked else 0
-            return IDLE, (
-                None
-                if lane.leased or lane.delayed or lane.parked
-                else self._forgotten_at(lane, policy, tier_queue, shared)
-            )
+            return IDLE, self._forgotten_at(lane, policy, shared)
         if lane.back_off_step and lane.back_off_until > now:
             return ASLEEP, lane.back_off_until
         concurrency = policy.lane_concurrency
@@ -979,21 +980,25 @@ class Transaction(Statements):
         return place == AT_GATE and policy.shared is not None
 
     def _forgotten_at(
-        self, lane: Lane, policy: Resolved, tier_queue: TierQueue, shared: GateState | None
-    ) -> int:
+        self, lane: Lane, policy: Resolved, shared: GateState | None = None
+    ) -> int | None:
+        """When the lane, which has no ready messages, is deleted; None: it has others."""
+        if lane.leased or lane.delayed or lane.parked:
+            return None
         if lane.place == IDLE and lane.wake is not None:
             at = lane.wake
         elif lane.flow is not None or (shared is not None and shared.flow is not None):
             at = self.now + adaptive.KEPT_US
         else:
-            at = self.now + LINGER_US["time" if self.fair_by_time(tier_queue) else "messages"]
+            by_time = self.fair_by_time(self.tier_queue_of(lane))
+            at = self.now + LINGER_US["time" if by_time else "messages"]
         if lane.back_off_step:
             at = max(at, lane.back_off_until)
         if policy.lane_rate:
-            at = max(at, -(-lane.tat // fairness.TICKS))
+            at = max(at, -(-rebased(lane, policy, self.now) // fairness.TICKS))
         if shared is not None:
             at = max(at, -(-shared.tat // fairness.TICKS))
-        return max(at, lane.keys_recover)
+        return max(at, lane.keys_recover) if lane.keys_recover else at
 
     def _move(self, lane: Lane, policy: Resolved) -> None:
         """
