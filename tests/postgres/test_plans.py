@@ -20,6 +20,7 @@ from tests.conformance.postgres_setups import server
 
 TYPES = {
     20: "int8",
+    25: "text",
     701: "float8",
     17: "bytea",
     1016: "int8[]",
@@ -61,6 +62,8 @@ def work(engine: PostgresEngine) -> None:
     drafts += [Draft("late", b"x", delay_us=1_000), Draft("ttl", b"x", ttl_us=10_000_000)]
     engine.put(drafts)
     engine.put([Draft("one", b"x")])
+    engine.put([Draft(f"many.{n}", b"x") for n in range(100)])
+    settle(engine, engine.lease(100).leases)
     for action in ("retry", "dead", "release", "ack", "ack", "ack"):
         settle(engine, engine.lease(30).leases, action)
     engine.topic_list(order="backlog")
@@ -175,3 +178,17 @@ def test_a_worker_leases_many_messages_per_call(engine: PostgresEngine) -> None:
     """A lease of this engine has a cost of its own, so few large ones are cheaper."""
     engine.put([Draft("t", b"x") for _ in range(2)])
     assert engine.lease(1).prefers_large_leases
+
+
+def test_what_many_rows_share_is_sent_once(engine: PostgresEngine) -> None:
+    bodies = {f"t.{n}": b"%d" % n for n in range(100)}
+    for priority in (0, 7):  # the same statements with other values
+        engine.put([Draft(topic, body, priority=priority) for topic, body in bodies.items()])
+        leases = engine.lease(100).leases
+        assert {each.topic: each.body for each in leases} == bodies
+        assert {each.priority for each in leases} == {priority}
+        settle(engine, leases)
+    prepared = pipeline(engine)._prepared
+    (types,) = {types for text, types in prepared if text.startswith("INSERT INTO message")}
+    arrays = [each for each in types if TYPES[each].endswith("[]")]
+    assert len(arrays) < len(types) / 3

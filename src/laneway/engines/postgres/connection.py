@@ -102,6 +102,22 @@ def _element(column: Sequence[Any], known: int | None) -> int:
     return _ENCODE[type(first)][0] or TEXT
 
 
+MANY_ROWS = 64
+"""
+From this number of rows on, what all of them share is sent once. Few rows have the same values by
+chance, and each combination of columns is a statement of its own, which the server has to prepare.
+"""
+
+
+def _shared(columns: Sequence[Sequence[Any]]) -> frozenset[int]:
+    """The columns that have the same value in all of many rows; not all columns."""
+    count = len(columns[0])
+    if count < MANY_ROWS:
+        return frozenset()
+    shared = [n for n, column in enumerate(columns) if column.count(column[0]) == count]
+    return frozenset(shared[len(shared) == len(columns) :])
+
+
 _NULLABLE = {
     *("expires", "key", "id", "topic", "mkey", "headers", "gate", "empty", "slot", "holder")
 }
@@ -331,19 +347,22 @@ class Connection:
         nullable: frozenset[int] = frozenset(),
         count: int | None = None,
     ) -> Ticket:
-        columns = list(zip(*rows, strict=True))
+        columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
         types = tuple(map(_element, columns, chain(parameter_types(name), repeat(None))))
-        statement = bulk(name, types)
-        nullable = nullable | statement.nullable
+        shared = _shared(columns)
+        statement = bulk(name, types, shared)
+        for n in nullable | statement.nullable:
+            columns[n] = [None if each == 0 else each for each in columns[n]]
         self._note(name)
         return self.pipeline.send(
             statement.text if count is None else exactly(statement.text, count),
-            tuple(_ARRAY_OF[each] for each in types),
+            tuple(oid if n in shared else _ARRAY_OF[oid] for n, oid in enumerate(types)),
             [
-                encode_array(
-                    oid,
-                    [None if each == 0 else each for each in column] if n in nullable else column,
-                )
+                encode_array(oid, column)
+                if n not in shared
+                else None
+                if column[0] is None
+                else _ELEMENT[oid](column[0])
                 for n, (oid, column) in enumerate(zip(types, columns, strict=True))
             ],
         )

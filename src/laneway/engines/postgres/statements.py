@@ -2,7 +2,8 @@
 The shared statements in PostgreSQL's text: numbered parameters, and arrays for many rows.
 
 A statement with VALUES, or an UPDATE or DELETE by key, runs for many rows at once with one array
-for each parameter, so its text is the same for any number of rows.
+for each parameter, so its text is the same for any number of rows. What all of very many rows have
+in common is one value.
 
 An UPDATE leaves a dead version of its row behind, and PostgreSQL removes none of them while a
 transaction is open that began before. A row that changes often has an *epoch* for this reason: the
@@ -134,13 +135,11 @@ _ONE_ROW = re.compile(r"FROM \(VALUES (\([^()]*\))\)(?! v)")
 
 class Statement(msgspec.Struct, frozen=True):
     """
-    A text for PostgreSQL. `nullable`: the parameters for which 0 stands for NULL, from 0. `types`:
-    of parameters that are arrays, the OIDs of their elements.
+    A text for PostgreSQL. `nullable`: the parameters for which 0 stands for NULL, from 0.
     """
 
     text: str
     nullable: frozenset[int]
-    types: tuple[int, ...] = ()
 
 
 @cache
@@ -165,18 +164,22 @@ def single(name: str) -> Statement:
 
 
 @cache
-def bulk(name: str, types: tuple[int, ...]) -> Statement:
-    """The statement for many rows. `types`: the OIDs of its parameters, by the first row."""
+def bulk(name: str, types: tuple[int, ...], shared: frozenset[int]) -> Statement:
+    """
+    The statement for many rows. `types`: the OIDs of its parameters. `shared`: those that have one
+    value for all rows, from 0; the others are arrays.
+    """
     text = _without_comments(SQL[name])
     for shape, write in _SHAPES:
         found = shape.fullmatch(text)
         if found is not None:
-            rows = f"unnest({', '.join(f'${n}::{_NAMES[t]}[]' for n, t in enumerate(types, 1))})"
-            columns = ", ".join(f"column{n}" for n in range(1, len(types) + 1))
+            each = [(n, f"${n}::{_NAMES[oid]}") for n, oid in enumerate(types, 1)]
+            values = "".join(f", {value} AS column{n}" for n, value in each if n - 1 in shared)
+            arrays = ", ".join(f"{value}[]" for n, value in each if n - 1 not in shared)
+            columns = ", ".join(f"column{n}" for n, _ in each if n - 1 not in shared)
+            rows = f"(SELECT u.*{values} FROM unnest({arrays}) AS u ({columns})) AS v"
             nullable: set[int] = set()
-            return Statement(
-                write(found, f"{rows} AS v ({columns})", nullable), frozenset(nullable), types
-            )
+            return Statement(write(found, rows, nullable), frozenset(nullable))
     raise AssertionError(f"statement {name} does not run for many rows: {text}")
 
 
