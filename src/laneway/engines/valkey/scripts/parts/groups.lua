@@ -6,9 +6,9 @@
 -- and have -N as their tier queue. A group has a record (hash `group_queues`, by number) as long as
 -- it has lanes; `group_numbers` has the numbers by tier queue and name.
 --
--- `inner_vt`: the virtual time of the lane that was served last in it; `size`,
--- `runnable`: how many lanes it has, and how many of them are. `group_turns:N` has for each gate that its lanes
--- have waited at: the group's turn, that of its lane served last, how many lanes wait there.
+-- `inner_vt`: the virtual time of the lane that was served last in it; `size`, `runnable`: how many
+-- lanes it has, and how many of them are. `group_turns:N` has for each gate that its lanes have
+-- waited at: the group's turn, that of its lane served last, how many lanes wait there.
 --
 -- uses: writes
 
