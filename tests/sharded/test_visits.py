@@ -36,24 +36,26 @@ def all_empty(shards: int = 3) -> tuple[Visits, Clock]:
 
 
 def test_no_shard_is_always_the_last() -> None:
-    """A shard that notifies a busy pool waits for its turn: it may have a backlog and always do."""
+    """Shards that notified come first, and take turns among themselves."""
     visits = Visits(3, 1)
     assert visits.every("p") == [1, 2, 0]
-    assert visits.every("p", {1}) == [2, 0, 1]
-    assert visits.every("p") == [0, 1, 2]
+    assert visits.every("p", {0}) == [0, 2, 1]
+    assert visits.every("p", {0, 1}) == [0, 1, 2]
+    assert visits.every("p", {0, 1}) == [1, 0, 2]
 
 
-def test_a_shard_that_notified_an_idle_pool_is_the_first() -> None:
+def test_a_shard_that_notifies_a_full_pool_waits_for_its_turn() -> None:
+    """It may have a backlog, and notify all the time."""
     visits = Visits(3, 1)
-    visits.end("p", is_idle=True)
-    assert visits.every("p", {0}) == [0, 1, 2]
-    visits.end("p", is_idle=False)
-    assert visits.every("p", {0}) == [2, 0, 1]
+    visits.end("p", is_idle=False, is_full=True)
+    assert [visits.every("p", {1})[0] for _ in range(4)] == [1, 2, 0, 1]
+    visits.end("p", is_idle=False, is_full=False)
+    assert visits.every("p", {0}) == [0, 2, 1]
 
 
 def test_shards_that_were_not_visited_yet_are_likely_in_turns() -> None:
     visits = Visits(3, 1)
-    assert visits.likely("p", 10, {0}) == [1, 2, 0]
+    assert visits.likely("p", 10, {0}) == [0, 1, 2]
     assert visits.likely("p", 10, ()) == [2, 0, 1]
 
 

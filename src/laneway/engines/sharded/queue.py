@@ -399,7 +399,8 @@ class ShardedQueue(ABC):
                 changed = [shard for shard in changed if shard in own]
             self._lease_from(changed, request, whole, None)
         whole.wakes += visits.wakes(pool) if request.takes_all else []
-        visits.end(pool, is_idle=whole.room > 0 and whole.now_us not in whole.wakes)
+        is_full = whole.room <= 0
+        visits.end(pool, is_idle=not is_full and whole.now_us not in whole.wakes, is_full=is_full)
 
     def _lease_from(
         self,

@@ -74,6 +74,8 @@ class Visits:
         self._leases = 0
         self._idle: set[str] = set()
         """The pools whose last lease left nothing, as far as is known."""
+        self._full: set[str] = set()
+        """The pools whose last lease left no room."""
 
     def prefer(self, pool: str, shards: Collection[int]) -> None:
         """Visit these shards first; all or none: no preference."""
@@ -85,16 +87,17 @@ class Visits:
 
     # Which shards to visit
 
-    def every(self, pool: str, notified: Iterable[int] = ()) -> list[int]:
+    def every(self, pool: str, notified: Collection[int] = ()) -> list[int]:
         """
-        All shards in turns, so that none is always the last. Those that notified an idle pool come
-        first. While a pool is busy, a shard with a backlog notifies all the time.
+        All shards in turns, so that none is always the last. Those that notified come first, if the
+        last lease of the pool left room: a shard with a backlog may notify all the time.
         """
         first, self._next = self._next, (self._next + 1) % self._shards
         turns = (*range(first, self._shards), *range(first))
-        return list(dict.fromkeys((*notified, *turns) if pool in self._idle else turns))
+        before = () if pool in self._full else (each for each in turns if each in notified)
+        return list(dict.fromkeys((*before, *turns)))
 
-    def likely(self, pool: str, startable: int, notified: Iterable[int]) -> list[int]:
+    def likely(self, pool: str, startable: int, notified: Collection[int]) -> list[int]:
         """The shards that may have something, at least one, as `every` orders them."""
         self.forget(notified)
         empty, now = self._empty.setdefault(pool, {}), self._clock()
@@ -156,9 +159,13 @@ class Visits:
 
     # What is found
 
-    def end(self, pool: str, *, is_idle: bool) -> None:
-        """A lease has ended. `is_idle`: it left nothing, as far as is known."""
+    def end(self, pool: str, *, is_idle: bool, is_full: bool = False) -> None:
+        """
+        A lease has ended. `is_idle`: it left nothing, as far as is known. `is_full`: it left no
+        room.
+        """
         (self._idle.add if is_idle else self._idle.discard)(pool)
+        (self._full.add if is_full else self._full.discard)(pool)
 
     def note(self, pool: str, shard: int, batch: Batch, room: int, startable: int) -> None:
         """A lease of `room` messages visited the shard."""
