@@ -817,8 +817,10 @@ class Engine(Lanes):
             if call.moves[lane] <= 2 * len(lane.gates):
                 call.left_out.discard(lane)
         if got and group is not None:
-            group.virtual = max(group.virtual, group.tier_queue.virtual)
+            before = group.tier_queue.virtual
+            group.virtual = max(group.virtual, before - self._credit(lane))
             self._charge_group(group, got, got * self._expected_cost(lane), alone=entries <= 1)
+            group.tier_queue.virtual = max(group.tier_queue.virtual, before)
         return got
 
     def _serve_group(self, call: Call, group: GroupQueue, room: int, entries: int) -> int:
@@ -977,13 +979,16 @@ class Engine(Lanes):
     def _charge(self, lane: Lane, policy: Resolved, costs: list[int], *, alone: bool) -> None:
         take = len(costs)
         tier_queue = lane.tier_queue
-        if lane.place == "at_gate":  # waiting earns no credit
-            lane.virtual = max(lane.virtual, self._inner(lane))
+        least = 0
+        if lane.place == "at_gate":
+            least = self._inner(lane)
+            lane.virtual = max(lane.virtual, least - self._credit(lane))
         reached = lane.virtual
         lane.virtual += self._stride(lane, policy, take)
         if alone:
             one_chunk = self._stride(lane, policy, fairness.chunk(take, 2, policy.weight))
             reached = fairness.reached(reached, lane.virtual, one_chunk)
+        reached = max(reached, least)
         if lane.group is not None:
             lane.group.inner = reached
         else:
@@ -998,6 +1003,12 @@ class Engine(Lanes):
             lane.in_window_before = lane.in_window if elapsed < 2 * RATE_WINDOW_US else 0
             lane.in_window, lane.window_from = 0, self.now
         lane.in_window += take
+
+    def _credit(self, lane: Lane) -> int:
+        """How far a lane that waited at a gate may be behind its tier: a delivery of weight 1."""
+        if self._is_fair_by_time(lane.tier_queue):
+            return fairness.stride_of_work(self._expected_cost(lane), 1.0)
+        return fairness.stride(1, 1.0)
 
     def _stride(self, lane: Lane, policy: Resolved, take: int) -> int:
         if self._is_fair_by_time(lane.tier_queue):

@@ -827,9 +827,11 @@ class _Plan:
         if candidates.has_shut:
             candidates.look_at(tx.gates_in(lane.gates_key))
         if got and group is not None:
-            group.vt = max(group.vt, tier_queue.vt)
+            before = tier_queue.vt
+            group.vt = max(group.vt, before - self._credit(lane, tier_queue))
             work = got * self._expected_cost(lane, tier_queue)
             self._charge_group(group, tier_queue, got, work, alone=entries <= 1)
+            tier_queue.vt = max(tier_queue.vt, before)
         return got
 
     def _serve_lane(
@@ -1096,9 +1098,11 @@ class _Plan:
         alone: bool,
     ) -> None:
         tx = self.tx
-        if lane.place == AT_GATE:  # waiting earns no credit
+        least = 0
+        if lane.place == AT_GATE:
             group = tx.group_of(lane)
-            lane.vt = max(lane.vt, tier_queue.vt if group is None else group.inner_vt)
+            least = tier_queue.vt if group is None else group.inner_vt
+            lane.vt = max(lane.vt, least - self._credit(lane, tier_queue))
         reached = lane.vt
         lane.vt += self._stride(lane, tier_queue, policy, take)
         if alone:
@@ -1107,9 +1111,9 @@ class _Plan:
             )
             reached = fairness.reached(reached, lane.vt, one_chunk)
         if lane.tier_queue > 0:
-            tier_queue.vt = reached
+            tier_queue.vt = max(reached, least)
         else:
-            tx.groups.get(-lane.tier_queue).inner_vt = reached
+            tx.groups.get(-lane.tier_queue).inner_vt = max(reached, least)
         if policy.lane_rate:
             tat = rebased(lane, policy, tx.now)
             lane.admitted = fairness.next_permit_us(tat, 0, policy.lane_rate, policy.lane_burst)
@@ -1122,6 +1126,12 @@ class _Plan:
             adaptive.delivered(flow, lane.leased, adaptive.limit_of(flow, *bounds))
         tier_queue.delivered += take
         tx.count_deliveries(lane, take)
+
+    def _credit(self, lane: Lane, tier_queue: TierQueue) -> int:
+        """How far a lane that waited at a gate may be behind its tier: a delivery of weight 1."""
+        if tier_queue.number in self.by_time:
+            return fairness.stride_of_work(self._expected_cost(lane, tier_queue), 1.0)
+        return fairness.stride(1, 1.0)
 
     def _stride(self, lane: Lane, tier_queue: TierQueue, policy: Resolved, take: int) -> int:
         """The virtual time that `take` messages cost the lane."""

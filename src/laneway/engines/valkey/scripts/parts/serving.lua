@@ -905,6 +905,12 @@ local serving = part(function(serving)
         return fairness.stride(take, policy.weight)
     end
 
+    -- How far a lane that waited at a gate may be behind its tier: a delivery of weight 1.
+    local function credit(lane, tier_queue)
+        return tier_queue.by_time and fairness.stride_of_work(expected_cost(lane, tier_queue), 1)
+            or fairness.stride(1, 1)
+    end
+
     -- Advance the lane's virtual time. Returns the one that its tier queue, or group, has reached.
     local function advance_time(lane, tier_queue, policy, take, is_alone)
         local reached = lane.vt
@@ -920,10 +926,12 @@ local serving = part(function(serving)
     local function charge(lane, tier_queue, policy, take, permits, largest, is_alone)
         lanes.before_move(lane)
         local group = lane.tier_queue < 0 and groups.find(-lane.tier_queue)
-        if lane.place == AT_GATE then -- waiting earns no credit
-            lane.vt = max(lane.vt, group and group.inner_vt or tier_queue.vt)
+        local least = 0
+        if lane.place == AT_GATE then
+            least = group and group.inner_vt or tier_queue.vt
+            lane.vt = max(lane.vt, least - credit(lane, tier_queue))
         end
-        local reached = advance_time(lane, tier_queue, policy, take, is_alone)
+        local reached = max(least, advance_time(lane, tier_queue, policy, take, is_alone))
         if group then
             group.inner_vt = reached
         else
@@ -1186,9 +1194,11 @@ local serving = part(function(serving)
         end
         local got = serve_lane(lane, tier_queue, room, entries)
         if got > 0 and group then
-            group.vt = max(group.vt, tier_queue.vt)
+            local before = tier_queue.vt
+            group.vt = max(group.vt, before - credit(lane, tier_queue))
             charge_group(group, tier_queue, got, got * expected_cost(lane, tier_queue),
                 entries <= 1)
+            tier_queue.vt = max(tier_queue.vt, before)
         end
         local found = turns.of(lane)
         if not calls.withheld and found.waits ~= queue.gate.name then
