@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 
 from laneway.engines.base import Settings
+from laneway.engines.postgres.connection import MOST_FORMS, _shared
 from laneway.engines.postgres.engine import PostgresEngine
 from laneway.engines.postgres.pipeline import Pipeline
 from laneway.engines.postgres.statements import single
@@ -192,3 +193,15 @@ def test_what_many_rows_share_is_sent_once(engine: PostgresEngine) -> None:
     (types,) = {types for text, types in prepared if text.startswith("INSERT INTO message")}
     arrays = [each for each in types if TYPES[each].endswith("[]")]
     assert len(arrays) < len(types) / 3
+
+
+def test_no_message_adds_statements_without_end() -> None:
+    """What differs between the rows is up to those who publish."""
+    used = set()
+    for number in range(1_000):
+        varies = [number >> n & 1 for n in range(10)]
+        columns = [range(64) if each else [7] * 64 for each in (*varies, 1)]
+        shared = _shared("some statement", columns)
+        assert all(columns[n][0] == columns[n][-1] for n in shared)
+        used.add(shared)
+    assert len(used) <= MOST_FORMS

@@ -109,13 +109,23 @@ chance, and each combination of columns is a statement of its own, which the ser
 """
 
 
-def _shared(columns: Sequence[Sequence[Any]]) -> frozenset[int]:
-    """The columns that have the same value in all of many rows; not all columns."""
+MOST_FORMS = 16
+"""How many combinations of such columns a statement has; what is sent decides which these are."""
+
+_NO_FORMS: tuple[frozenset[int], ...] = (frozenset(),)
+_forms: dict[str, tuple[frozenset[int], ...]] = {}
+
+
+def _shared(name: str, columns: Sequence[Sequence[Any]]) -> frozenset[int]:
+    """The columns that are sent as one value, because many rows have the same; not all columns."""
     count = len(columns[0])
     if count < MANY_ROWS:
         return frozenset()
     shared = [n for n, column in enumerate(columns) if column.count(column[0]) == count]
-    return frozenset(shared[len(shared) == len(columns) :])
+    found, known = frozenset(shared[len(shared) == len(columns) :]), _forms.get(name, _NO_FORMS)
+    if found not in known and len(known) < MOST_FORMS:
+        _forms[name] = known = (*known, found)
+    return max((each for each in known if each <= found), key=len)
 
 
 _NULLABLE = {
@@ -349,7 +359,7 @@ class Connection:
     ) -> Ticket:
         columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
         types = tuple(map(_element, columns, chain(parameter_types(name), repeat(None))))
-        shared = _shared(columns)
+        shared = _shared(name, columns)
         statement = bulk(name, types, shared)
         for n in nullable | statement.nullable:
             columns[n] = [None if each == 0 else each for each in columns[n]]

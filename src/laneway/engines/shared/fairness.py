@@ -178,7 +178,6 @@ def recovered(tat: int, now_us: int) -> bool:
 
 
 @lru_cache(4096)
-@lru_cache(4096)
 def stride(taken: int, weight: float) -> int:
     """The virtual time that `taken` messages cost a lane of that weight."""
     return max(1, round(taken * VT_SCALE / weight))
