@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import mul
 from pathlib import Path
 
 import msgspec
@@ -168,17 +169,15 @@ def fitted(works_: Sequence[Work], measured: Sequence[float]) -> Step:
         for work, cost in zip(works_, measured, strict=True)
         if cost > 0
     ]
-    parts = [0.0] * len(Work(0, 0, 0).quantities)
+    columns = list(zip(*rows, strict=True))
+    products = [[sum(map(mul, one, other)) for other in columns] for one in columns]
+    parts = [0.0] * len(columns)
     for _ in range(5_000):  # one coordinate after the other
-        for n in range(len(parts)):
-            square = sum(row[n] ** 2 for row in rows)
-            if square:
-                rest = [
-                    1 - sum(part * value for part, value in zip(parts, row, strict=True))
-                    for row in rows
-                ]
-                slope = sum(row[n] * left for row, left in zip(rows, rest, strict=True))
-                parts[n] = max(0.0, parts[n] + slope / square)
+        for n, row in enumerate(products):
+            if row[n]:
+                parts[n] = max(
+                    0.0, parts[n] + (sum(columns[n]) - sum(map(mul, parts, row))) / row[n]
+                )
     return Step(*parts)
 
 
