@@ -18,7 +18,6 @@ from laneway.admin import (
     top_topics,
     workers as admin_workers,
 )
-from laneway.admin.control import Control
 from laneway.admin.dead_letters import DeadLetters
 from laneway.admin.history import Histories
 from laneway.admin.outbox import Outbox
@@ -27,6 +26,7 @@ from laneway.admin.subscriptions import Subscriptions
 from laneway.admin.topic import Topic
 from laneway.admin.topic_waits import IdleWait
 from laneway.admin.values import Values
+from laneway.admin.workers import Control
 from laneway.awaitable import async_variant
 from laneway.cluster import election as elections_
 from laneway.cluster.election import Election, Elections

@@ -88,7 +88,7 @@ ALLOWED = {
     ("band", "src/laneway/engines/valkey/scripts/"),  # bit.band, "binary and"
     ("bell", "src/laneway/cli/terminal.py"),  # the terminal's
     ("made", "src/laneway/gateway/connection.py"),  # asyncio calls connection_made
-    ("made", "src/laneway/gateway/handshake.py"),
+    ("made", "src/laneway/gateway/connection.py"),
     ("tenant", "pyproject.toml"),  # what people search for
     ("visibility timeout", "docs/celery-on-laneway.md"),  # Celery's option
     ("visibility timeout", "src/laneway/contrib/kombu/apps.py"),

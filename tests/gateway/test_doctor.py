@@ -110,7 +110,7 @@ def test_one_at_a_time_and_stopped(
 
 def test_it_pauses_as_long_as_it_reads(shop: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long statement is cut into slices, ends when it is told, and holds up no other call."""
-    from laneway.engines.sqlite import file_doctor as of_sqlite
+    from laneway.engines.sqlite import engine as of_sqlite
 
     monkeypatch.setattr(of_sqlite, "SLICE_SECONDS", 0.0)
     monkeypatch.setattr(of_sqlite, "OPERATIONS", 10)

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from laneway import Laneway
 from laneway.cli import main
 from laneway.errors import UsageError
-from laneway.gateway import cors, handshake, server
+from laneway.gateway import connection, cors, server
 from laneway.gateway.dashboard.dashboard import Dashboard
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.login import token_file, tokens
@@ -262,8 +262,8 @@ def test_handshakes_count(
     Connections in their TLS handshakes count. A few above the limit may complete theirs, and are
     told; further ones are closed.
     """
-    monkeypatch.setattr(handshake, "MAX_BEYOND", 2)
-    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 600.0)  # none ends by itself
+    monkeypatch.setattr(connection, "MAX_BEYOND", 2)
+    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 600.0)  # none ends by itself
     with (
         encrypting(gateway, certificate, 3) as (port, served, status),
         contextlib.ExitStack() as opened,
@@ -299,7 +299,7 @@ def test_handshakes_end(
     gateway: Gateway, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handshake that takes too long is ended."""
-    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.1)
     with (
         encrypting(gateway, certificate, 3) as (port, served, status),
         socket.create_connection(("127.0.0.1", port), timeout=20) as silent,
@@ -307,7 +307,7 @@ def test_handshakes_end(
         silent.sendall(b"\x16\x03\x01")
         assert is_closed(silent)
         wait_for(lambda: not served.served.handshakes)
-        monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 60.0)
+        monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 60.0)
         assert status() == "HTTP/1.1 200 OK"
 
 

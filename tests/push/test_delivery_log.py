@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from laneway import Laneway
 from laneway.cli import main
-from laneway.cli.copying import copy_delivery_log
+from laneway.cli.migrate import copy_delivery_log
 from laneway.engines.base import LogEntry
 from laneway.errors import BadPolicy, EngineUnavailable, Refused, UsageError
 from laneway.push import delivery_log, replay

@@ -19,8 +19,7 @@ import msgspec
 import pytest
 
 from laneway import Delivery, Laneway, Message
-from laneway.cli.copying import copy_rows
-from laneway.cli.migrate import move
+from laneway.cli.migrate import copy_rows, move
 from laneway.engines.base import ExportedMessage, FullEngine, ImportAnswer, MessageView
 from laneway.engines.valkey.migrating import MigratingShards
 from laneway.history.records import Row, encode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
@@ -11,8 +12,8 @@ from typing import Any, get_args
 import msgspec
 
 from laneway import subscriptions, units
-from laneway.admin import forgetting
 from laneway.admin.policies import layers_of
+from laneway.admin.values import MAX_NAME, Values
 from laneway.awaitable import async_variant
 from laneway.cluster.consumer import Consumer
 from laneway.codec import MAX_ID_CHARACTERS
@@ -26,6 +27,8 @@ from laneway.runtime.noun import Noun
 from laneway.runtime.runtime import Runtime
 from laneway.subscriptions import FIELD, Kind, Start, Where
 from laneway.units import Duration
+
+log = logging.getLogger("laneway.subscriptions")
 
 PAGE = 1000
 """Topics per page of a list."""
@@ -101,9 +104,9 @@ def subscribe(
     engine = runtime.engine if opens else None
     changed = changes(engine, pattern, name, settings)
     if forget_after is not None:
-        forgetting.renew(runtime, pattern, name, forget_after)
+        _renew(runtime, pattern, name, forget_after)
         layers = layers_of(runtime.engine, pattern)
-        for unused in forgetting.unused(runtime, pattern, layers):
+        for unused in _unused(runtime, pattern, layers):
             with contextlib.suppress(Refused):  # another process removes it too
                 remove(runtime.engine, pattern, unused)
         field = subscriptions.field_of(name)
@@ -473,3 +476,37 @@ class Subscriptions(Noun):
         return Consumer(lambda: self._runtime.engine, self.threads, topic, term=term, wait=wait)
 
     aremove = async_variant(remove)
+
+
+# Subscriptions that nobody declares again: `subscribe(forget_after=)`. Each call of `subscribe`
+# stores a value that expires after `forget_after`, and removes the subscriptions of its topic whose
+# value has expired. No process has to watch them, and a topic whose readers change keeps few
+# subscriptions.
+
+
+def _renew(runtime: Runtime, pattern: str, name: str, forget_after: Duration) -> None:
+    """Record that a subscription is in use. Call this before declaring it."""
+    Values(runtime).put(_mark(pattern, name), b"1", ttl=forget_after)
+
+
+def _unused(runtime: Runtime, pattern: str, layers: Layers) -> list[str]:
+    """The names of the subscriptions that a topic or pattern declares and nobody has renewed."""
+    names = [
+        field.removeprefix(FIELD)
+        for fields in sources(layers).values()
+        for field, value in fields.items()
+        if field.startswith(FIELD) and value is not None and "forget_after" in value
+    ]
+    marks = Values(runtime).get_many(_mark(pattern, name) for name in names)
+    found = [name for name, mark in zip(names, marks, strict=True) if mark is None]
+    if found:
+        log.info("%s: forgetting unused subscriptions: %s", pattern, ", ".join(found))
+    return found
+
+
+def _mark(pattern: str, name: str) -> str:
+    """The name of the value that marks the subscription as in use."""
+    mark = f"subscription {subscriptions.topic_of(pattern, name)}"
+    if len(mark) <= MAX_NAME:
+        return mark
+    return f"subscription {hashlib.blake2b(mark.encode(), digest_size=16).hexdigest()}"

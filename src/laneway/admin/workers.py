@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from laneway import arguments, units
+from laneway.awaitable import async_variant
 from laneway.cluster import consumer
 from laneway.engines.base import (
     Check,
@@ -25,7 +26,9 @@ from laneway.engines.base import (
 )
 from laneway.errors import Refused
 from laneway.policy import handling_patterns, level_of, matches
+from laneway.runtime.noun import Noun
 from laneway.subscriptions import SEPARATOR, consumer_pool, is_copy
+from laneway.units import Duration
 from laneway.working import commands
 from laneway.working.commands import WorkerCommand
 
@@ -551,3 +554,45 @@ def check(engine: FullEngine) -> Check:
     workers = units.counted(coverage.count, "worker")
     busy = units.counted(coverage.busy, "handler runs", "handlers run")
     return Check("workers", ok=True, detail=f"{workers}, {busy}")
+
+
+class Control(Noun):
+    """Commands to the workers that `Laneway.workers` lists: `app.control`."""
+
+    def ping(
+        self, worker_id: str | None = None, *, timeout: Duration = 5.0
+    ) -> dict[str, float | None]:
+        """
+        Ask one worker, or all workers (None), for a heartbeat now, and wait for it.
+
+        Returns the seconds until each worker answered, by id, or None if it did not within
+        `timeout`. Raises Refused if no worker has this id.
+        """
+        worker_id = None if worker_id is None else arguments.name("ping", "the id", worker_id)
+        seconds = arguments.seconds("ping", "timeout", timeout)
+        return ping(self._runtime.engine, worker_id, seconds)
+
+    def drain(self, worker_id: str, *, timeout: Duration = 5.0) -> None:
+        """
+        Tell a worker to lease no more messages, finish those that run, and exit.
+
+        Raises Refused if no worker has this id, or if it does not confirm within `timeout`.
+        """
+        self._command("drain", worker_id, timeout)
+
+    def stacks(self, worker_id: str, *, timeout: Duration = 5.0) -> str:
+        """
+        Return what a worker is doing: its messages, and the stack of each thread and coroutine.
+
+        Raises Refused if no worker has this id, or it did not answer within `timeout`.
+        """
+        return self._command("stack_dump", worker_id, timeout)
+
+    def _command(self, name: WorkerCommand, worker_id: str, timeout: Duration) -> str:
+        checked = arguments.name("control", "the id", worker_id)
+        seconds = arguments.seconds("control", "timeout", timeout)
+        return command(self._runtime.engine, checked, name, seconds)
+
+    aping = async_variant(ping)
+    adrain = async_variant(drain)
+    astacks = async_variant(stacks)

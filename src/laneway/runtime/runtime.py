@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 from laneway import codec
 from laneway.engine_holder import EngineHolder
+from laneway.engines.shared import forking
 from laneway.errors import UsageError
 from laneway.producing.buffer import Buffer, MessageBuffer
 from laneway.producing.outbox import JoinedProducer
@@ -17,13 +20,11 @@ from laneway.producing.publish_options import PublishOptions, message_from
 from laneway.producing.queued_producer import QueuedProducer
 from laneway.producing.reports import UnsentReports
 from laneway.producing.spool import MessageSpool, Spool
-from laneway.runtime import forks
 from laneway.runtime.result_waiter import ResultWaiter
 from laneway.working.handler import Handlers
 from laneway.working.worker_registry import WorkerRegistry
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator
 
     from laneway.engines.base import FullEngine, Settings
@@ -31,6 +32,42 @@ if TYPE_CHECKING:
     from laneway.units import Duration
     from laneway.working.election_threads import Candidacy
     from laneway.working.host import Schedules
+
+
+# Forks: an application opens no engine during a fork, and has no open engine in the child.
+
+_runtimes: WeakSet[Runtime] = WeakSet()
+_held: list[Any] = []
+_of_parents: list[object] = []
+"""
+A parent's objects, which are kept alive in its forked child: finalizing them there could close the
+parent's files and connections.
+"""
+
+
+def _before_fork() -> None:
+    locks = [each.holder.lock for each in list(_runtimes)]
+    _held[:] = [lock for lock in locks if lock.acquire(timeout=forking.FORK_SECONDS)]
+    forking.pause()
+
+
+def _after_fork_in_parent() -> None:
+    forking.resume_in_parent()
+    for lock in _held:
+        lock.release()
+    _held.clear()
+
+
+def _after_fork_in_child() -> None:
+    _held.clear()
+    forking.begin_in_child()
+    for each in list(_runtimes):
+        each.begin_in_child()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)
 
 
 THREADS = 64
@@ -94,14 +131,14 @@ class Runtime:
         self.failure_ttl = failure_ttl
         self.eager = False
         """For tests: tasks run where they are called; see `laneway.testing.eager`."""
-        forks.register(self)
+        _runtimes.add(self)
 
     def begin_in_child(self) -> None:
         """
         Reset the state in a forked child: the parent's threads do not exist here, and its engine
         stays open for the parent.
         """
-        forks.keep(self.holder.opened, *self.producer.parts(), self.result_waiter)
+        _of_parents.extend((self.holder.opened, *self.producer.parts(), self.result_waiter))
         for threads, most, name in (
             (self.threads, THREADS, "laneway"),
             (self.progress_thread, 1, "laneway-progress"),

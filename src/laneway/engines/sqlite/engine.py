@@ -6,17 +6,19 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from laneway.engines.base import Capabilities, Check, DoctorStep, LogEntry, Settings, StorePart
 from laneway.engines.shared.refusals import check_namespace
 from laneway.engines.sql import doctor
 from laneway.engines.sql.admin import SqlEngine
+from laneway.engines.sql.doctor import CHECKS, unhandled_topics
 from laneway.engines.sql.engine import PLACE
 from laneway.engines.sql.store import Place
-from laneway.engines.sqlite import file_doctor
+from laneway.engines.sql.transaction import Transaction
 from laneway.engines.sqlite.address import path_of
+from laneway.engines.sqlite.connection import Connection
 from laneway.engines.sqlite.delivery_log import DeliveryLogFile
 from laneway.engines.sqlite.store import Store
 from laneway.engines.sqlite.wakeup import Wakeup
@@ -24,6 +26,12 @@ from laneway.errors import UsageError
 from laneway.printable import redacted
 
 DURABILITIES = ("memory", "fsync")
+
+SLICE_SECONDS = 0.02
+"""So long a check in steps reads, before it pauses as long."""
+
+OPERATIONS = 20_000
+"""Operations of SQLite's virtual machine after which a statement looks at the clock: under 2 ms."""
 
 
 class SqliteEngine(SqlEngine):
@@ -130,7 +138,7 @@ class SqliteEngine(SqlEngine):
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         with self._store.reading() as connection:
-            checks = [file_doctor.check_file(connection)]
+            checks = [_check_file(connection)]
         if not checks[0].ok:
             return checks
         with self.transaction(0) as tx:
@@ -139,9 +147,7 @@ class SqliteEngine(SqlEngine):
     def doctor_steps(self, pause: Callable[[float], object]) -> Iterator[DoctorStep]:
         if self._store.path is None:  # nobody else has it, and it is small
             return iter([DoctorStep(1, 1, self.doctor())])
-        return file_doctor.check_steps(
-            self._store, lambda connection: self._reader(connection, None), pause
-        )
+        return _check_steps(self._store, lambda connection: self._reader(connection, None), pause)
 
 
 _SQLITE = f"SQLite {sqlite3.sqlite_version}"
@@ -152,3 +158,60 @@ def _bytes(file: str) -> int | None:
         return Path(file).stat().st_size
     except OSError:
         return None
+
+
+def _check_file(connection: Connection) -> Check:
+    """SQLite's own check of the file."""
+    answers = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
+    is_intact = answers == ["ok"]
+    return Check(
+        "file",
+        is_intact,
+        "intact" if is_intact else "; ".join(answers),
+        "" if is_intact else "restore a copy, or `sqlite3 FILE .recover`",
+    )
+
+
+def _check_steps(
+    store: Store,
+    reader: Callable[[Connection], Transaction],
+    pause: Callable[[float], object],
+) -> Iterator[DoctorStep]:
+    """
+    Check a file through a connection of its own, so that the one of all other calls stays free.
+    Each check reads one snapshot: then the write-ahead log never has to wait long for a reader.
+    """
+    total = len(CHECKS) + 2
+    with closing(store.open_reader()) as connection:
+        slices = _Slices(pause)
+        connection.set_progress_handler(slices.look, OPERATIONS)
+        checks: list[Check] = []
+        for check in (lambda _: _check_file(connection), *CHECKS, unhandled_topics):
+            connection.execute("BEGIN")
+            try:
+                checks.append(check(reader(connection)))
+            except sqlite3.Error as error:
+                if slices.has_ended:
+                    return
+                raise store.explain(error) from error
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            done = len(checks)
+            yield DoctorStep(done, total, checks if done == total else [])
+
+
+class _Slices:
+    """Lets a long statement pause as long as it works."""
+
+    def __init__(self, pause: Callable[[float], object]) -> None:
+        self._pause = pause
+        self._began = time.monotonic()
+        self.has_ended = False
+
+    def look(self) -> bool:
+        """SQLite calls it while a statement runs; True ends the statement."""
+        if time.monotonic() - self._began > SLICE_SECONDS:
+            self.has_ended = bool(self._pause(SLICE_SECONDS))
+            self._began = time.monotonic()
+        return self.has_ended

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
-from laneway import arguments
+from laneway import arguments, units
 from laneway.admin import dead_letters
+from laneway.admin.dead_letters import PAGE, spacing_us
 from laneway.admin.fingerprints import fingerprint_of, grouped
 from laneway.engines.base import FullEngine, MessageView
-from laneway.gateway import bulk_dead_letters
-from laneway.gateway.bulk_dead_letters import Pause
 from laneway.gateway.call import Call
 from laneway.gateway.http import Response
+from laneway.gateway.operations import BEAT_SECONDS
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.operations import begun
 from laneway.gateway.schema import (
@@ -32,9 +33,6 @@ from laneway.gateway.schema import (
 from laneway.gateway.wire import message_answer, moment, past_us
 from laneway.policy import check_topic
 
-PAGE = 1000
-"""Dead letters that are read in one call."""
-
 SCANNED = 10_000
 """Most dead letters that one request compares with a filter."""
 
@@ -44,7 +42,18 @@ DEFAULT_LIMIT, MAX_LIMIT = 1000, 100_000
 TOPICS = 10
 """Topics of a group that are listed."""
 
-Letter = tuple[int, "MessageView"]
+Letter = tuple[int, MessageView]
+
+Pause = Callable[[float], object]
+
+AHEAD_SECONDS = 10.0
+"""
+For how long ahead dead letters are redriven at a rate, in steps of as long. The others stay dead
+until then, so an operation that is stopped leaves them.
+"""
+
+Batch = tuple[Sequence[str] | None, int]
+"""Ids (None: any), and at most how many of them."""
 
 
 def list_dead_letters(call: Call) -> DeadLettersAnswer:
@@ -120,7 +129,7 @@ def redrive(call: Call) -> CountAnswer | Response:
             call,
             "redrive",
             body,
-            lambda engine, limit, pause: bulk_dead_letters.redrive(
+            lambda engine, limit, pause: _redrive_in_steps(
                 engine, topic, body.ids, body.fingerprint, limit, body.rate, pause
             ),
         )
@@ -143,7 +152,7 @@ def drop(call: Call) -> CountAnswer | Response:
             call,
             "drop",
             body,
-            lambda engine, limit, _: bulk_dead_letters.drop(
+            lambda engine, limit, _: _drop_in_steps(
                 engine, topic, body.ids, body.fingerprint, limit
             ),
         )
@@ -167,7 +176,7 @@ def _limit(body: DeadBody) -> int:
     return limit
 
 
-Letters = Callable[["FullEngine", int, "Pause"], "Iterator[int]"]
+Letters = Callable[[FullEngine, int, Pause], Iterator[int]]
 
 
 def _in_background(
@@ -275,3 +284,95 @@ def _count(call: Call, body: DeadBody, topic: str | None) -> CountAnswer:
         if count == _limit(body):
             break
     return CountAnswer(count, dry_run=True)
+
+
+# Step by step, for an operation
+
+
+def _batches(
+    engine: FullEngine,
+    topic: str | None,
+    ids: Sequence[str] | None,
+    fingerprint: str | None,
+    size: int,
+) -> Iterator[Batch | None]:
+    """The parts of the work, without an end unless ids are named. Yields None at a page's end."""
+    if fingerprint is not None:
+        after, until_us = 0, engine.time_us(topic)
+        wanted = None if ids is None else set(ids)
+        while page := engine.dead_list(topic, limit=PAGE, after=after):
+            after = page[-1][0]
+            named = [
+                view.id
+                for _, view in page
+                if fingerprint_of(view.reason, view.error) == fingerprint
+                and (wanted is None or view.id in wanted)
+                and (view.died_us or 0) <= until_us
+            ]
+            yield from ((named[n : n + size], size) for n in range(0, len(named), size))
+            yield None
+            if (page[-1][1].died_us or 0) > until_us:  # it died again meanwhile
+                return
+        return
+    if ids is not None:
+        yield from ((ids[n : n + size], size) for n in range(0, len(ids), size))
+        return
+    while True:
+        yield None, size
+
+
+def _drop_in_steps(
+    engine: FullEngine,
+    topic: str | None,
+    ids: Sequence[str] | None,
+    fingerprint: str | None,
+    limit: int,
+) -> Iterator[int]:
+    """Drop dead letters, the oldest first; yields how many each step has dropped."""
+    for batch in _batches(engine, topic, ids, fingerprint, PAGE):
+        if batch is None:
+            yield 0
+            continue
+        named, size = batch
+        most = min(size, limit)
+        count = engine.dead_drop(topic, named, limit=most)
+        limit -= count
+        yield count
+        if limit <= 0 or (named is None and count < most):
+            return
+
+
+def _redrive_in_steps(
+    engine: FullEngine,
+    topic: str | None,
+    ids: Sequence[str] | None,
+    fingerprint: str | None,
+    limit: int,
+    rate: float | str | None,
+    pause: Pause,
+) -> Iterator[int]:
+    """As `_drop_in_steps`: put them back, all immediately or at a rate."""
+    spacing, began, done = spacing_us(rate), time.monotonic(), 0
+    size = PAGE
+    if spacing:
+        size = max(1, min(PAGE, round(AHEAD_SECONDS * units.SECOND / spacing)))
+    for batch in _batches(engine, topic, ids, fingerprint, size):
+        if batch is None:
+            yield 0
+            continue
+        while (ahead := _ahead(spacing, done, began)) > AHEAD_SECONDS:
+            pause(min(BEAT_SECONDS, ahead - AHEAD_SECONDS))
+            yield 0
+        named, _ = batch
+        first_us = round(max(0.0, _ahead(spacing, done, began)) * units.SECOND)
+        most = min(size, limit - done)
+        count = engine.dead_redrive(topic, named, limit=most, first_us=first_us, spacing_us=spacing)
+        done += count
+        yield count
+        if done >= limit or (named is None and count < most):
+            return
+
+
+def _ahead(spacing: int, done: int, began: float) -> float:
+    """In how many seconds the next message is due."""
+    return done * spacing / units.SECOND - (time.monotonic() - began)

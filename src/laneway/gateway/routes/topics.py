@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from laneway import arguments, units
-from laneway.admin import messages, policies, top_topics
+from laneway.admin import messages, policies, subscriptions, top_topics
 from laneway.admin.messages import MessageAction
 from laneway.admin.policies import operator_fields
 from laneway.admin.top_topics import MEASURES
 from laneway.engines.base import MessageView, TopicStats
+from laneway.errors import Refused
 from laneway.gateway import visible_reasons
 from laneway.gateway.call import Call
 from laneway.gateway.http import Response
@@ -29,6 +30,9 @@ from laneway.gateway.schema import (
     MessageAnswer,
     MessagesAnswer,
     ReasonAnswer,
+    SubscriptionAnswer,
+    SubscriptionBody,
+    SubscriptionsAnswer,
     TopicAnswer,
     TopicDetails,
     TopicsAnswer,
@@ -310,3 +314,56 @@ def _act(call: Call, action: MessageAction, reason: str | None = None) -> Messag
         problem = missing(call)
         raise problem if problem.kind == "gone" else Problem("not-found", str(error)) from error
     return MessageActionAnswer(message_id, done)
+
+
+# Subscriptions
+
+
+def list_subscriptions(call: Call) -> SubscriptionsAnswer:
+    """List the subscriptions of a topic, with how many messages each has."""
+    return SubscriptionsAnswer(
+        [
+            SubscriptionAnswer(
+                name=each.name,
+                topic=each.topic,
+                kind=each.kind,
+                where=dict(each.where),
+                pattern=each.pattern,
+                layer=each.layer,
+                waiting=each.waiting,
+                leased=each.leased,
+                dead=each.dead,
+            )
+            for each in subscriptions.find(call.engine, call.topic)
+        ]
+    )
+
+
+def subscribe(call: Call) -> SubscriptionBody:
+    """
+    Declare a subscription of a topic or pattern, for the operator.
+
+    From now on it gets a copy of each message whose headers fit `where`. The subscription `audit`
+    of the topic `orders` is the topic `orders#audit` (`orders%23audit` in a path).
+    """
+    body: SubscriptionBody = call.body
+    name = call.parameters["name"]
+    settings = subscriptions.settings_of(body.kind, body.where, body.expires)
+    for changed, fields in subscriptions.changes(call.engine, call.pattern, name, settings):
+        call.engine.policy_set("operator", changed, fields)
+    return body
+
+
+def unsubscribe(call: Call) -> CountAnswer:
+    """
+    Remove a subscription, with everything that waits in it. `confirm` is its name.
+    """
+    body: ConfirmBody = call.body
+    name = call.parameters["name"]
+    call.confirm(body.confirm, name)
+    if body.dry_run:
+        return CountAnswer(subscriptions.count_held(call.engine, call.pattern, name), dry_run=True)
+    try:
+        return CountAnswer(subscriptions.remove(call.engine, call.pattern, name))
+    except Refused as error:
+        raise Problem("not-found", str(error)) from error
