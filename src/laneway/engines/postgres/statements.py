@@ -115,7 +115,7 @@ SQL = (
     }
     | {
         f"{table}_add": f"INSERT INTO {table} ({', '.join(columns)}) VALUES"
-        f" ({', '.join('?' for _ in columns)}) ON CONFLICT DO NOTHING"
+        f" ({', '.join('?' for _ in columns)})"
         for table, columns in (("message", ROW_COLUMNS), ("lease", Held.__struct_fields__))
     }
 )

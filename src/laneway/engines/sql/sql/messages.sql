@@ -44,14 +44,14 @@ INSERT INTO ready (lane, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?)
 -- The ready ones among the messages that were just inserted.
 INSERT INTO ready (lane, rank, pos, seq, mid)
     SELECT lane, rank, CASE WHEN rank & 1 = 1 THEN since ELSE -seq END, seq, mid
-      FROM message WHERE mid BETWEEN ? AND ? AND state = 0 ON CONFLICT DO NOTHING;
+      FROM message WHERE mid BETWEEN ? AND ? AND state = 0;
 
 -- name: parked_insert_new
 -- The same of those that are parked behind the heads of their serial keys.
 INSERT INTO parked (lane, key, rank, pos, seq, mid)
     SELECT lane, CASE WHEN topic IS NULL THEN key ELSE topic || {char}(31) || key END, rank,
            CASE WHEN rank & 1 = 1 THEN since ELSE -seq END, seq, mid
-      FROM message WHERE mid BETWEEN ? AND ? AND state = 2 ON CONFLICT DO NOTHING;
+      FROM message WHERE mid BETWEEN ? AND ? AND state = 2;
 
 -- name: ready_delete
 DELETE FROM ready WHERE (lane, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, ?, ?)));
