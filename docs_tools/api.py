@@ -342,7 +342,9 @@ def fields(kind: type) -> dict[str, tuple[str, str]]:
         return {
             name: (
                 annotation(hints.get(name, "")),
-                "" if n < required else f"`{default_of(defaults[n - required])}`",
+                ""
+                if n < required or defaults[n - required] is msgspec.NODEFAULT
+                else f"`{default_of(defaults[n - required])}`",
             )
             for n, name in enumerate(names)
             if name[0] != "_"

@@ -51,7 +51,24 @@ _GENERATED = re.compile(r"[0-9a-f]+-[0-9a-f]+")
 """The format of ids that an engine may have generated."""
 
 
-class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
+class Declaration(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A subscription as a pattern declares it, for all topics that it covers.
+
+    - `name`: such as `audit`. `topic`: the pattern of its copies' topics, such as `orders.*#audit`.
+    - `kind`, `where`, `expires`, `pattern`, `layer`: as in `SubscriptionInfo`.
+    """
+
+    name: str
+    topic: str
+    kind: Kind
+    where: Where
+    expires: float | None
+    pattern: str
+    layer: str
+
+
+class SubscriptionInfo(Declaration, frozen=True, kw_only=True):
     """
     A subscription of a topic.
 
@@ -63,13 +80,6 @@ class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
     - `waiting`, `leased`, `dead`: how many messages it has.
     """
 
-    name: str
-    topic: str
-    kind: Kind
-    where: Where
-    expires: float | None
-    pattern: str
-    layer: str
     waiting: int
     leased: int
     dead: int
@@ -304,23 +314,6 @@ def find(engine: FullEngine, topic: str) -> list[SubscriptionInfo]:
             subscription = msgspec.structs.replace(subscription, kind=kind)
             found.append(_info(engine, topic, subscription, pattern, layer))
     return found
-
-
-class Declaration(msgspec.Struct, frozen=True, kw_only=True):
-    """
-    A subscription as a pattern declares it, for all topics that it covers.
-
-    - `name`: such as `audit`. `topic`: the pattern of its copies' topics, such as `orders.*#audit`.
-    - `kind`, `where`, `expires`, `pattern`, `layer`: as in `SubscriptionInfo`.
-    """
-
-    name: str
-    topic: str
-    kind: Kind
-    where: Where
-    expires: float | None
-    pattern: str
-    layer: str
 
 
 def declared(engine: FullEngine, pattern: str) -> list[Declaration]:

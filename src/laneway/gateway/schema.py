@@ -943,16 +943,11 @@ class LogoutAnswer(msgspec.Struct):
     """Nothing: the session has ended."""
 
 
-class ChangeAnswer(msgspec.Struct, kw_only=True):
+class ChangeAnswer(ChangeEvent, kw_only=True):
     """A change: who made it, with which token, from where, and the JSON that was sent."""
 
-    number: int
-    at: Time
-    who: str
     token: str | None
     address: str
-    method: str
-    path: str
     request: msgspec.Raw
     undo: dict[str, Any] | None
 

@@ -35,7 +35,7 @@ FLOWS = ("published", "delivered", "done", "retried", "died", "merged", "throttl
 """The counters of a tally, which add up over intervals."""
 
 
-class Cell(msgspec.Struct, array_like=True, gc=False):
+class Cell(Tally, array_like=True, gc=False):
     """
     What happened in an interval in the topics of a tier and pattern.
 
@@ -44,16 +44,6 @@ class Cell(msgspec.Struct, array_like=True, gc=False):
       waited.
     """
 
-    tier: str
-    pattern: str
-    published: int = 0
-    delivered: int = 0
-    done: int = 0
-    retried: int = 0
-    died: int = 0
-    merged: int = 0
-    throttled_us: int = 0
-    waiting: int = 0
     oldest_us: int | None = None
 
     def add(self, later: Cell) -> None:

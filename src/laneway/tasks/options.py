@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from laneway.producing.publish_options import PublishOptions
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from datetime import datetime
 
     from laneway.tasks.serializers import Serializer
     from laneway.units import Duration
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
         def calls(self) -> Iterator[Any]: ...
 
 
-class CallOptions(TypedDict, total=False):
+class CallOptions(PublishOptions, total=False):
     """
     The options of one call.
 
@@ -42,16 +43,7 @@ class CallOptions(TypedDict, total=False):
     `link_error`: calls that follow its final failure and get its id, its error and the traceback.
     """
 
-    delay: Duration | None
-    at: datetime | float | None
-    ttl: Duration | None
-    priority: int
-    key: str | None
-    id: str | None
     topic: str | None
-    headers: dict[str, str] | None
-    at_front: bool
-    cost: int
     retries: int | None
     ignore_result: bool
     result_ttl: Duration | None

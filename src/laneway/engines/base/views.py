@@ -50,7 +50,24 @@ TopicOrder = Literal["name", "backlog", "age", "rate", "throttled", "in-rate", "
 """The orders of `Admin.topic_list`."""
 
 
-class TopicStats(msgspec.Struct, gc=False):
+class Counts(msgspec.Struct, kw_only=True, gc=False):
+    """Messages of a topic or of the whole namespace: how many there are, and what happened."""
+
+    waiting: int = 0
+    leased: int = 0
+    dead: int = 0
+    bytes: int = 0
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    expired: int = 0
+    removed: int = 0
+
+
+class TopicStats(Counts, gc=False):
     """
     One topic.
 
@@ -77,27 +94,15 @@ class TopicStats(msgspec.Struct, gc=False):
     """
 
     topic: str
-    waiting: int = 0
     ready: int = 0
     delayed: int = 0
     parked: int = 0
-    leased: int = 0
-    dead: int = 0
-    bytes: int = 0
     oldest_us: int | None = None
     state: LaneState = "idle"
     wake_us: int | None = None
     backs_off_until_us: int | None = None
     pool: str = "default"
     tier: str = "mid"
-    published: int = 0
-    delivered: int = 0
-    done: int = 0
-    retried: int = 0
-    died: int = 0
-    merged: int = 0
-    expired: int = 0
-    removed: int = 0
     throttled_us: int = 0
     rate_now: float = 0.0
     in_rate: float | None = None
@@ -252,7 +257,7 @@ class LaneRate(NamedTuple):
     rate: float
 
 
-class Overview(msgspec.Struct, kw_only=True):
+class Overview(Counts, kw_only=True):
     """
     The whole namespace. Reading it costs the same for any number of topics.
 
@@ -263,18 +268,6 @@ class Overview(msgspec.Struct, kw_only=True):
 
     now_us: int
     topics: int
-    waiting: int = 0
-    leased: int = 0
-    dead: int = 0
-    bytes: int = 0
-    published: int = 0
-    delivered: int = 0
-    done: int = 0
-    retried: int = 0
-    died: int = 0
-    merged: int = 0
-    expired: int = 0
-    removed: int = 0
     last_number: int = 0
     tiers: list[TierStats] = []
 
