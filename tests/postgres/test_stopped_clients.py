@@ -62,7 +62,8 @@ def test_a_stopped_client_loses_the_lock(
     The server ends its transaction, and what it had written in it is gone. The others wait, and
     their calls raise nothing.
     """
-    url = server.url if network == "tcp" else server.socket_url
+    by_socket = f"postgresql://postgres@/postgres?host={server.folder}&port={server.port}"
+    url = server.url if network == "tcp" else by_socket
     engine = opened(url)
     settings = Settings(namespace=engine.namespace)  # type: ignore[attr-defined]
 

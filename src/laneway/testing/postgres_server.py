@@ -14,13 +14,17 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from laneway.testing.servers import NoServer, die_with_parent, free_port, processor_time, until
+from laneway.testing.servers import (
+    LoopbackServer,
+    NoServer,
+    die_with_parent,
+    processor_time,
+    until,
+)
 
 NOBODY = 65_534
 SECONDS = 60.0
@@ -43,16 +47,11 @@ def programs() -> Path:
     )
 
 
-class PostgresServer:
-    """
-    One server. As a context manager it starts the server, and removes it and its folder at the end.
-
-    `config`: settings of its file, such as `max_connections=20`.
-    """
+class PostgresServer(LoopbackServer):
+    """`config`: settings of its file, such as `max_connections=20`."""
 
     def __init__(self, **config: object) -> None:
-        self.port = free_port()
-        self.folder = Path(tempfile.mkdtemp(prefix="laneway-postgres-"))
+        super().__init__("postgres")
         self.config = {
             "port": self.port,
             "listen_addresses": "'127.0.0.1'",
@@ -62,7 +61,6 @@ class PostgresServer:
             "max_connections": 200,
             "dynamic_shared_memory_type": "'mmap'",  # files that a killed server leaves to nobody
         } | config
-        self._process: subprocess.Popen[bytes] | None = None
         if os.getuid() == 0:
             os.chown(self.folder, NOBODY, NOBODY)
 
@@ -70,19 +68,9 @@ class PostgresServer:
     def url(self) -> str:
         return self.url_of("postgres")
 
-    @property
-    def socket_url(self) -> str:
-        """The same by its socket file."""
-        return f"postgresql://postgres@/postgres?host={self.folder}&port={self.port}"
-
     def url_of(self, database: str) -> str:
         """The URL of a database of this server."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def _run(self, *arguments: object) -> None:
         subprocess.run(  # noqa: S603  # the tester chooses the program
@@ -97,7 +85,6 @@ class PostgresServer:
         return {"user": NOBODY, "group": NOBODY} if os.getuid() == 0 else {}
 
     def start(self) -> None:
-        """Start it with its previous data, if any, and wait until it answers."""
         data = self.folder / "data"
         if not data.exists():
             self._run(
@@ -106,7 +93,7 @@ class PostgresServer:
             )
         settings = "".join(f"{name} = {value}\n" for name, value in self.config.items())
         (data / "postgresql.auto.conf").write_text(settings)
-        with (self.folder / "log").open("ab") as log:
+        with (self.folder / self.log_file).open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603
                 [str(programs() / "postgres"), "-D", str(data)],
                 stdout=log,
@@ -151,13 +138,7 @@ class PostgresServer:
                 seconds += processor_time(each)
         return seconds
 
-    def log(self) -> str:
-        """The text of its log."""
-        file = self.folder / "log"
-        return file.read_text(errors="replace") if file.exists() else ""
-
     def kill(self) -> None:
-        """Kill it with SIGKILL, its backends too."""
         if self._process is None:
             return
         pids = [int(pid) for pid in _children(self._process.pid)]
@@ -176,27 +157,6 @@ class PostgresServer:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(SECONDS)
             self._process = None
-
-    def close(self) -> None:
-        """End it and remove its folder."""
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _children(pid: int) -> list[str]:

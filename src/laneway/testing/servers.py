@@ -18,10 +18,11 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 START_SECONDS = 60.0
 """How long a server may take to be ready."""
@@ -151,16 +152,66 @@ class Wire:
         self._socket.close()
 
 
-class Server:
+class LoopbackServer(ABC):
     """
-    One server. As a context manager it starts the server, and removes it and its folder at the end.
+    A server on loopback. As a context manager it starts the server, and removes it and its folder
+    at the end.
+    """
 
+    log_file = "server.log"
+
+    def __init__(self, name: str) -> None:
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"laneway-{name}-"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it with its previous data, if any, and wait until it answers."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill it with SIGKILL, and all that it has started."""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def log(self) -> str:
+        """The text of its log."""
+        file = self.folder / self.log_file
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def close(self) -> None:
+        """Kill it and remove its folder."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Server(LoopbackServer):
+    """
     `config`: settings of its file, with `_` for `-` (`appendonly="yes"`). None removes a default.
     """
 
     def __init__(self, **config: object) -> None:
-        self.port = free_port()
-        self.folder = Path(tempfile.mkdtemp(prefix="laneway-server-"))
+        super().__init__("server")
         self.config = {
             "save": "",
             "appendonly": "no",
@@ -173,7 +224,6 @@ class Server:
             for name, value in config.items()
             if value is not None
         }
-        self._process: subprocess.Popen[bytes] | None = None
         self._arguments: list[str] = []
 
     @property
@@ -184,17 +234,7 @@ class Server:
     def url(self) -> str:
         return f"valkey://{f':{self.password}@' if self.password else ''}127.0.0.1:{self.port}"
 
-    @property
-    def socket_url(self) -> str:
-        return f"unix://{self.folder}/s"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     def start(self) -> None:
-        """Start it with its previous data, if any, and wait until it answers."""
         self.begin()
         until(self._answers, f"the server on port {self.port}")
 
@@ -227,16 +267,6 @@ class Server:
             preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  # no other Python code runs in the child
         )
 
-    def start_behind(self, port: int) -> None:
-        """
-        Restart a replaced master as a replica.
-
-        A master without a file would replicate its empty store to all.
-        """
-        with (self.folder / "server.conf").open("a") as config:
-            config.write(f"replicaof 127.0.0.1 {port}\n")
-        self.start()
-
     def _answers(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
@@ -249,11 +279,6 @@ class Server:
             except ReplyError as error:
                 return not str(error).startswith("LOADING")
         return True
-
-    def log(self) -> str:
-        """The text of its log."""
-        file = self.folder / "server.log"
-        return file.read_text(errors="replace") if file.exists() else ""
 
     @contextlib.contextmanager
     def wire(self) -> Iterator[Wire]:
@@ -278,7 +303,6 @@ class Server:
         return ""
 
     def kill(self) -> None:
-        """Kill it with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -290,24 +314,3 @@ class Server:
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        """Kill it and remove its folder."""
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Server:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -21,9 +21,10 @@ import threading
 import time
 import traceback
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from laneway.engines.shared import forking
 from laneway.errors import LanewayError
@@ -54,23 +55,33 @@ class CannotStart(LanewayError):
     """A child process could not be started; no message caused that."""
 
 
-class Process(Protocol):
+class Process(ABC):
     """A process that this one has started, with the pipe to it."""
 
     pid: int
     pipe: Connection
+    _code: int | None = None
+
+    @abstractmethod
+    def _collect(self, seconds: float) -> int | None:
+        """Its exit code, or None if it still runs after `seconds`."""
 
     def exit_code(self, seconds: float = 0) -> int | None:
         """
         Its exit code, or the negative signal number if a signal killed it. Waits up to `seconds`;
         returns None if it still runs.
         """
+        if self._code is None:
+            self._code = self._collect(seconds)
+        return self._code
 
     def send_signal(self, number: int) -> None:
         """Send it a signal if it still runs."""
+        if self.exit_code() is None:
+            os.kill(self.pid, number)
 
 
-class SpawnedProcess:
+class SpawnedProcess(Process):
     """
     A new interpreter that calls `entry` ("module:function") with its end of the pipe and `args`.
     """
@@ -100,14 +111,11 @@ class SpawnedProcess:
                 self.pipe.close()
                 raise
 
-    def exit_code(self, seconds: float = 0) -> int | None:
+    def _collect(self, seconds: float) -> int | None:
         try:
             return self._process.wait(seconds) if seconds else self._process.poll()
         except subprocess.TimeoutExpired:
             return None
-
-    def send_signal(self, number: int) -> None:
-        self._process.send_signal(number)
 
 
 def boot(pipe: Connection) -> None:
@@ -165,27 +173,20 @@ def resolve(address: str) -> Any:
     return value
 
 
-class ForkedProcess:
+class ForkedProcess(Process):
     """A copy of this process that calls `entry`; it has none of this process's threads."""
 
     def __init__(self, entry: str, args: tuple[Any, ...]) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         self.pid = fork(lambda parent: self._become(theirs, parent, entry, args))
         theirs.close()
-        self._code: int | None = None
 
     def _become(self, theirs: Connection, parent: int, entry: str, args: tuple[Any, ...]) -> None:
         self.pipe.close()
         _begin(theirs, parent, entry, args)
 
-    def exit_code(self, seconds: float = 0) -> int | None:
-        if self._code is None:
-            self._code = wait_for(self.pid, seconds)
-        return self._code
-
-    def send_signal(self, number: int) -> None:
-        if self.exit_code() is None:
-            os.kill(self.pid, number)
+    def _collect(self, seconds: float) -> int | None:
+        return wait_for(self.pid, seconds)
 
 
 def fork(run: Callable[[int], object]) -> int:
@@ -302,12 +303,11 @@ _RUNS, _REFUSED = 1_000_000, 1_000_001
 """Answers of the fork server that no exit code and no process id equals."""
 
 
-class _ServedProcess:
+class _ServedProcess(Process):
     """A copy of the fork server. Its id is not reused before its exit code is collected."""
 
     def __init__(self, server: ForkServer, entry: str, args: tuple[Any, ...]) -> None:
         self._server = server
-        self._code: int | None = None
         self.pipe, theirs = multiprocessing.Pipe()
         try:
             with theirs:
@@ -317,17 +317,11 @@ class _ServedProcess:
             self.pipe.close()
             raise
 
-    def exit_code(self, seconds: float = 0) -> int | None:
-        if self._code is None:
-            try:
-                self._code = self._server.exit_code(self.pid, seconds)
-            except OSError:  # the fork server has ended, and its copies with it
-                self._code = -signal.SIGKILL
-        return self._code
-
-    def send_signal(self, number: int) -> None:
-        if self.exit_code() is None:
-            os.kill(self.pid, number)
+    def _collect(self, seconds: float) -> int | None:
+        try:
+            return self._server.exit_code(self.pid, seconds)
+        except OSError:  # the fork server has ended, and its copies with it
+            return -signal.SIGKILL
 
 
 def _serve_copies(requests: socket.socket, parent: int) -> None:
