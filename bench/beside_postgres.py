@@ -24,7 +24,7 @@ from bench.common import BATCH, options, pick, publish_table
 from bench.peers import PEERS, Place, version_of
 from laneway.testing.postgres_server import PostgresServer
 
-LIMIT = 10.0
+LIMIT = 30.0
 """Seconds after which a drain ends."""
 
 OURS, GRAPHILE, PGQUEUER = "Laneway on PostgreSQL", "Graphile Worker", "PgQueuer"
