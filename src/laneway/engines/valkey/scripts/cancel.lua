@@ -19,15 +19,11 @@ local lease = settling.read({ mid })[1]
 local lane = lanes.find(record.lane)
 if lease then
     settling.end_from_outside(mid, lease)
-    results.notify('!', '!' .. results.name(record.topic, ids.of(record)))
+    results.notify('!', '!' .. results.name(record.topic, id_of(record)))
 else
     messages.end_for_good(lane, record)
 end
-results.write_end(record, 'cancelled')
-ids.finish(record, false)
-messages.remove(lane, record)
-messages.free_key(lane, messages.line(record), mid)
-lane.removed, shard.removed = lane.removed + 1, shard.removed + 1
+messages.discard(lane, record)
 lanes.place(lane)
 save(true)
 return lease and 'aborted' or 'cancelled'

@@ -26,11 +26,7 @@ for n, lease in ipairs(settling.read(mids)) do
         gates.free(lease.gate, lease.granted)
         key_limits.free(lane, lease.slot)
         if record then
-            results.write_end(record, 'cancelled')
-            ids.finish(record, false)
-            messages.remove(lane, record)
-            messages.free_key(lane, messages.line(record), mid)
-            lane.removed, shard.removed = lane.removed + 1, shard.removed + 1
+            messages.discard(lane, record)
         else
             messages.free_key(lane, lease.line, mid)
         end

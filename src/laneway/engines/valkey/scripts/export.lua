@@ -11,7 +11,7 @@
 local most, taken = tonumber(ARGV[4]), {}
 
 local function keep(lane, record)
-    local id = ids.of(record)
+    local id = id_of(record)
     ids.finish(record, false)
     call('HSET', keys.moving, record.mid, messages.encode(record))
     call('HSET', keys.moving_ids, record.mid, id)

@@ -16,5 +16,5 @@ local record = ARGV[3] ~= '' and messages.read(tonumber(ARGV[3]))
 if not record or record.death or not results.is_stored(record) then
     return 'unknown'
 end
-results.follow(record.topic, ids.of(record), ARGV[5])
+results.follow(record.topic, id_of(record), ARGV[5])
 return {}

@@ -47,7 +47,7 @@ local function first_changed(topics)
             return each
         end
     end
-    policies.end_override(exact)
+    policies.override({}, exact)
 end
 
 -- Those of the lanes' topics of which something waits or is leased: {topic, waiting, leased}.

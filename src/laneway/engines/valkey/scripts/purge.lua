@@ -17,11 +17,7 @@ local function remove(lane, mid)
     local record = messages.read(mid)
     if record and record.seq <= last then
         messages.end_for_good(lane, record)
-        results.write_end(record, 'cancelled')
-        ids.finish(record, false)
-        messages.remove(lane, record)
-        messages.free_key(lane, messages.line(record), mid)
-        lane.removed, shard.removed = lane.removed + 1, shard.removed + 1
+        messages.discard(lane, record)
         removed = removed + 1
     end
 end

@@ -116,10 +116,6 @@ ids = part(function(ids)
         ids.add_joined(record.topic, record.mid, id)
     end
 
-    function ids.of(record)
-        return record.id or generated_id(record.mid)
-    end
-
     -- `record` takes over the id of `other`, and the ids that joined it.
     function ids.absorb(record, other)
         if other.joined > 0 then
@@ -127,7 +123,7 @@ ids = part(function(ids)
                 ids.join(record, id)
             end
         end
-        ids.join(record, ids.of(other))
+        ids.join(record, id_of(other))
     end
 
     local function finish_one(topic, id, window)
@@ -159,7 +155,7 @@ ids = part(function(ids)
             end
         end
         if record.id or window ~= 0 then
-            finish_one(record.topic, ids.of(record), window)
+            finish_one(record.topic, id_of(record), window)
         end
         if record.joined > 0 then
             for _, id in ipairs(call('LRANGE', key('j:' .. text(record.mid)), 0, -1)) do

@@ -271,16 +271,15 @@ key_limits = part(function(key_limits)
         end
     end
 
-    -- Forget the state of a key that is not used any more. Its lane, which does not change, need
-    -- not be read.
-    local function forget_unused(slot, state)
-        if state and state.leased == 0 and state.parked == 0 and fairness.recovered(state.tat,
-            shard.now) then
-            known[slot] = false
-            writes.set_field(keys.key_states, slot, false)
-            writes.set_member(keys.key_wakes, slot, false)
-            return true
-        end
+    local function forget(slot)
+        known[slot] = false
+        writes.set_field(keys.key_states, slot, false)
+        writes.set_member(keys.key_wakes, slot, false)
+    end
+
+    local function is_unused(state)
+        return state and state.leased == 0 and state.parked == 0
+            and fairness.recovered(state.tat, shard.now)
     end
 
     -- Keys whose time has come: as many of their parked messages as they admit become ready.
@@ -293,7 +292,9 @@ key_limits = part(function(key_limits)
             local is_rest = byte(slot) == 2
             rest = rest or (is_rest and slot)
             local state = not is_rest and read(slot)
-            if not is_rest and not forget_unused(slot, state) then
+            if is_unused(state) then -- its lane, which does not change, need not be read
+                forget(slot)
+            elseif not is_rest then
                 slots[#slots + 1], names[#names + 1] = slot, state and state.name or ''
             end
         end
@@ -312,9 +313,7 @@ key_limits = part(function(key_limits)
                     lanes.place(lane)
                 end
             else -- its lane was deleted
-                known[slot] = false
-                writes.set_field(keys.key_states, slot, false)
-                writes.set_member(keys.key_wakes, slot, false)
+                forget(slot)
             end
         end
     end

@@ -685,6 +685,15 @@ local messages = part(function(messages)
         known[record.mid], changed[record] = false, nil
     end
 
+    -- An operator has removed a message that neither waits nor is leased any more.
+    function messages.discard(lane, record)
+        results.write_end(record, 'cancelled')
+        ids.finish(record, false)
+        messages.remove(lane, record)
+        messages.free_key(lane, messages.line(record), record.mid)
+        lane.removed, shard.removed = lane.removed + 1, shard.removed + 1
+    end
+
     local function count_letters(topic, more)
         if letters[topic] ~= false then
             letters[topic] = (letters[topic] or 0) + more

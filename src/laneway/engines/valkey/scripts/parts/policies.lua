@@ -168,19 +168,15 @@ local policies = part(function(policies)
         return decoded[stored]
     end
 
-    -- Use other policies from now on: {pattern, its record or false} each.
+    -- Use other policies from now on, {pattern, its record or false} each, and else those that are
+    -- stored. `exact`: how many names of all policies are exact topics.
     function policies.override(changes, exact)
         is_used = is_used or at_next_begin(reset)
+        overridden = {}
         for _, each in ipairs(changes) do
             overridden[each[1]] = each[2]
         end
         shard.exact = exact
-        by_name, by_stem, absent, policy_before = {}, {}, nil, nil
-    end
-
-    -- Use the stored policies again.
-    function policies.end_override(exact)
-        overridden, shard.exact = {}, exact
         by_name, by_stem, absent, policy_before = {}, {}, nil, nil
     end
 

@@ -1,7 +1,7 @@
 -- Messages that settlements publish. Each has a sticky id: its own, or one of its parent's. Those
 -- that could be published as plain messages come and are put as such, because that costs half.
 --
--- uses: undo, policies, messages, ids, putting, left_copies, intake, settling
+-- uses: undo, policies, messages, putting, left_copies, intake, settling
 
 local publishing = part(function(publishing)
     local ENDS = { ack = true, dead = true }
@@ -88,7 +88,7 @@ local publishing = part(function(publishing)
                 base = ids_of[row]
                 if not base then
                     base = (lease.empty and generated_id(settlement[1])
-                        or ids.of(messages.read(settlement[1]))) .. ':'
+                        or id_of(messages.read(settlement[1]))) .. ':'
                     ids_of[row] = base
                 end
                 if not is_copy then

@@ -181,7 +181,7 @@ local putting = part(function(putting)
             if waiting and lanes.find(waiting.lane) and merging.join(lanes.find(waiting.lane),
                 waiting, draft, policy) then
                 arrivals[#arrivals + 1] = lanes.find(waiting.lane)
-                return { 'merged', ids.of(waiting) }
+                return { 'merged', id_of(waiting) }
             end
         end
         if not draft.own and (policy.max_backlog or policy.max_backlog_bytes or shard.max_backlog

@@ -88,10 +88,6 @@ local results = part(function(results)
         return math.max(1, math.min(tonumber(otherwise) or tonumber(done), MAX_SECONDS) * 1000)
     end
 
-    local function id_of(record)
-        return record.id or generated_id(record.mid)
-    end
-
     function results.set_handled(mid, with_outcome)
         is_used = is_used or at_next_begin(reset)
         handled, has_outcome = mid, with_outcome

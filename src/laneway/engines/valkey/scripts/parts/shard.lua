@@ -322,6 +322,10 @@ local function generated_id(mid)
     return shard.nonce .. '-' .. string.format('%x', mid * shard.shards + shard.index)
 end
 
+local function id_of(record)
+    return record.id or generated_id(record.mid)
+end
+
 -- Tiers, in the order of their declaration: {name, share or "strict", whether it is fair by time};
 -- `default`: the tier of topics whose policy names none. The key `tiers` has their record: 7 bytes
 -- with the version, then {default, {tier, …}}. Each call brings the record that its client has, so

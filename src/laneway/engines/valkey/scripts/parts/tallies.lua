@@ -47,32 +47,26 @@ local tallies = part(function(tallies)
 
     local here -- what is known of the shard of this call; nil: not needed yet
 
-    -- The cells, by tier, of the most specific pattern of the topics with this stem; of '*' if
-    -- there is none. Stems of buckets begin with \30.
-    local function cells_of(stem)
-        local found = here.by_stem[stem]
-        if not found then
-            local rest = byte(stem) == 30 and sub(stem, 2) or stem
-            while rest ~= '' and run('HEXISTS', keys.resolved, rest .. '*') == 0 do
-                rest = match(rest, '^(.*%.)[^.]*%.$') or ''
-            end
-            local pattern = rest .. '*'
-            found = here.cells[pattern]
-            if not found then
-                found = { pattern = pattern, by_tier = {} }
-                here.cells[pattern] = found
-            end
-            here.by_stem[stem], here.count = found, here.count + 1
+    -- The most specific pattern of the topics with this stem; '*' if there is none. Stems of
+    -- buckets begin with \30.
+    local function pattern_of(stem)
+        local rest = byte(stem) == 30 and sub(stem, 2) or stem
+        while rest ~= '' and run('HEXISTS', keys.resolved, rest .. '*') == 0 do
+            rest = match(rest, '^(.*%.)[^.]*%.$') or ''
         end
-        return found
+        return rest .. '*'
     end
 
-    -- The cells, by tier, of a topic that is counted apart.
-    local function cells_apart(topic)
-        local name = '\0' .. topic
+    -- The cells, by tier, of a stem's pattern, or of a topic that is counted apart.
+    local function cells_of(stem, topic)
+        local name = topic and '\0' .. topic or stem
         local found = here.by_stem[name]
         if not found then
-            found = { pattern = topic, by_tier = {} }
+            local pattern = topic or pattern_of(stem)
+            found = here.cells[pattern] or { pattern = pattern, by_tier = {} }
+            if not topic then
+                here.cells[pattern] = found
+            end
             here.by_stem[name], here.count = found, here.count + 1
         end
         return found
@@ -92,15 +86,6 @@ local tallies = part(function(tallies)
         local cell = { names = {}, is_used = false }
         for _, flow in ipairs(FLOWS) do
             cell.names[flow], cell[flow] = id .. '\0' .. flow, 0
-        end
-        return cell
-    end
-
-    local function cell_of(cells, tier, now)
-        local cell = cells.by_tier[tier]
-        if not cell then
-            cell = new_cell(tier, cells.pattern, now)
-            cells.by_tier[tier] = cell
         end
         return cell
     end
@@ -137,20 +122,13 @@ local tallies = part(function(tallies)
         if not here then
             look_up_shard()
         end
-        local cell = cell_of(topic and cells_apart(topic) or cells_of(stem), tier, shard.now)
+        local cells = cells_of(stem, topic)
+        local cell = cells.by_tier[tier] or new_cell(tier, cells.pattern, shard.now)
+        cells.by_tier[tier] = cell
         if not cell.is_used then
             cell.is_used, used[#used + 1] = true, cell
         end
         return cell
-    end
-
-    -- The cell of a lane's name in a tier queue. The stem of a partition is that of its topic.
-    local function cell_for(name, queue)
-        local stem = stem_of(name)
-        if stem ~= last_of or queue ~= last_queue then
-            last_of, last_queue, last_cell = stem, queue, use(stem, tier_queues[queue].tier)
-        end
-        return last_cell
     end
 
     -- The cell of a lane. Most lanes of a call have the same policy.
@@ -164,11 +142,14 @@ local tallies = part(function(tallies)
         elseif policy and policy == last_policy and queue == queue_of_policy then
             return cell_of_policy
         end
-        local cell = cell_for(lane.name, queue)
-        if policy and policy.is_of_pattern then
-            last_policy, queue_of_policy, cell_of_policy = policy, queue, cell
+        local stem = stem_of(lane.name) -- that of a partition is that of its topic
+        if stem ~= last_of or queue ~= last_queue then
+            last_of, last_queue, last_cell = stem, queue, use(stem, tier_queues[queue].tier)
         end
-        return cell
+        if policy and policy.is_of_pattern then
+            last_policy, queue_of_policy, cell_of_policy = policy, queue, last_cell
+        end
+        return last_cell
     end
 
     -- A lane with rare counters was read. `was`: what of the lane is counted.
