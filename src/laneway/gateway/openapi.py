@@ -101,8 +101,8 @@ ANSWER_HEADERS: dict[str, tuple[str, tuple[str, ...]]] = {
 """Headers of answers: what they mean, and which operations have them."""
 
 OPERATIONS = {
-    "attempts.list_of_endpoint": "list_endpoint_attempts",
-    "attempts.replay": "replay_messages",
+    "endpoints.list_of_endpoint": "list_endpoint_attempts",
+    "endpoints.replay": "replay_messages",
     "consumer_stream.stream": "consume_subscription",
     "dead_letters.drop": "drop_dead_letters",
     "dead_letters.list_groups": "list_dead_letter_groups",
