@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from laneway.cli.fleet import costs, model
+from laneway.cli.fleet import costs, measuring, model
 from laneway.cli.fleet.costs import Step, Work
+from laneway.cli.fleet.measuring import Measurement, Run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +88,42 @@ def test_a_fit_finds_the_cost() -> None:
     found = costs.fitted(runs, [truth.microseconds(work) for work in runs])
     for work in (*runs, Work(800, 10_000, 10_000, 10_000, 1_000_000)):
         assert found.microseconds(work) == pytest.approx(truth.microseconds(work), rel=0.02)
+
+
+def test_a_lane_costs_more_among_more_topics() -> None:
+    """Few topics are in the caches; from then on each ten times as many cost as much more."""
+    step = Step(lane=1, growth=1)
+    few, many, more = (
+        step.microseconds(Work(calls=0, messages=0, lanes=1, topics=topics))
+        for topics in (1e3, 1e7, 1e8)
+    )
+    assert few == pytest.approx(1, rel=0.02)
+    assert more - many == pytest.approx(1, rel=0.01)
+
+
+def test_more_nodes_have_fewer_topics_each() -> None:
+    """The topics of a fleet are divided over its machines."""
+    one, eight = (
+        costs.works(batch=100, shards=8, topics=80_000, depth=1, machines=machines)
+        for machines in (1, 8)
+    )
+    assert one["put"].topics == 80_000
+    assert eight["put"].topics == 10_000
+    assert one["put"].calls == eight["put"].calls
+
+
+def test_a_batch_is_one_call_for_each_shard() -> None:
+    """The calls of a measurement are those that the model computes."""
+    with measuring.place_of("valkey") as place:
+        for shards in (1, 8):
+            run = Run("plain", topics=100, messages=400, shards=shards)
+            measurement = Measurement(place, run, f"of{shards}")
+            measurement.work()
+            measurement.engine.close()
+            expected = costs.works(batch=run.batch, shards=shards, topics=100, depth=4)
+            calls = measurement.best["put"].work.calls
+            assert calls == pytest.approx(expected["put"].calls * run.messages, rel=0.01)
+            assert measurement.best["lease"].work.messages == run.messages
 
 
 def test_the_bottleneck_and_what_breaks() -> None:

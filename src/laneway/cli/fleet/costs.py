@@ -2,8 +2,8 @@
 The costs of an engine's operations: measured, kept in a file, and used to predict.
 
 A cost is linear in what an operation does: its calls, its messages, the lanes that it visits, and
-the topics that it creates or ends. A visit costs more among many topics; that part is proportional
-to how many times as many as 1,000 there are, as a logarithm.
+the topics that it creates or ends. A lane costs more if the machine has many topics, because its
+records are in none of the processor's caches: that part grows with the logarithm of their number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ OPERATIONS = ("put", "lease", "settle", "forget")
 """`forget`: an idle topic ends."""
 
 SIDES = ("client", "server")
-FEW_TOPICS = 1_000
+CACHED_TOPICS = 30_000
+"""
+The number of topics above which their records are in none of the processor's caches: 16 MB on
+Valkey, where the costs that we measured begin to grow.
+"""
+
 OURS = Path(__file__).with_name("costs.json")
 """The costs that were measured on the machine of the authors."""
 
@@ -30,29 +35,25 @@ OURS = Path(__file__).with_name("costs.json")
 class Work(msgspec.Struct, frozen=True):
     """
     What an operation does, for one message or for a whole run. `new`: topics that it creates,
-    empties or ends; `topics`: those of the shard that have messages; `routed`: messages that the
-    client divides by shard.
+    empties or ends; `topics`: those of the machine that have messages.
     """
 
     calls: float
     messages: float
     lanes: float
     new: float = 0.0
-    topics: float = FEW_TOPICS
-    routed: float = 0.0
+    topics: float = 0.0
 
     @property
     def quantities(self) -> tuple[float, ...]:
         """What the parts of a cost are multiplied by."""
-        more = math.log10(max(self.topics / FEW_TOPICS, 1.0))
-        grown = (self.lanes + self.new) * more
-        return self.calls, self.messages, self.lanes, self.new, grown, self.routed
+        grown = (self.lanes + self.new) * math.log10(1 + self.topics / CACHED_TOPICS)
+        return self.calls, self.messages, self.lanes, self.new, grown
 
 
 class Step(msgspec.Struct, frozen=True):
     """
-    Microseconds of processor time of an operation. `growth`: more for each lane and new topic if
-    there are ten times as many topics.
+    Microseconds of processor time of an operation, for each quantity of its work.
     """
 
     call: float = 0.0
@@ -60,7 +61,6 @@ class Step(msgspec.Struct, frozen=True):
     lane: float = 0.0
     new: float = 0.0
     growth: float = 0.0
-    routed: float = 0.0
 
     def microseconds(self, work: Work) -> float:
         """What the work costs."""
@@ -143,20 +143,19 @@ class EngineCosts(msgspec.Struct, frozen=True):
 
 
 def works(
-    *, batch: float, shards: int, topics: float, depth: float, lease_calls: float = 1.0
+    *, batch: float, shards: int, topics: float, depth: float, machines: float = 1.0
 ) -> dict[str, Work]:
     """
     What each operation does for one message. `batch`: messages of one put, lease or settlement;
     `topics`: those that have messages, over all shards; `depth`: messages that wait in each;
-    `lease_calls`: shards that a lease of a batch visits.
+    `machines`: how many the topics are divided over.
     """
     touched = shards * (1 - (1 - 1 / shards) ** min(batch, topics))
-    new, here = 1 / max(depth, 1.0), topics / shards
-    routed = 1.0 if shards > 1 else 0.0
-    put = Work(touched / batch, 1.0, min(batch, topics) / batch, new, here, routed)
+    new, here = 1 / max(depth, 1.0), topics / machines
+    put = Work(touched / batch, 1.0, min(batch, topics) / batch, new, here)
     visit = min(depth, CHUNK / 2)
-    lanes = min(batch / visit, max(here * lease_calls, 1.0)) / batch
-    lease = Work(lease_calls / batch, 1.0, lanes, new, here, routed)
+    lanes = min(batch / visit, max(topics / shards, 1.0)) / batch
+    lease = Work(1 / batch, 1.0, lanes, new, here)
     return {"put": put, "lease": lease, "settle": lease, "forget": Work(0.0, 0.0, 0.0, new, here)}
 
 

@@ -1,9 +1,12 @@
 """
-Measure the costs of an engine on this machine, on a store that is started for that. On Linux only.
+Measure the costs of an engine on this machine, on stores that are started for that. On Linux only.
 
 All times are processor time of this process and of the server, which other programs change less
 than rates: they only empty the caches. Each run is repeated, in turns with the others, and the
 smallest times count. Bytes and round trips are counted.
+
+Shards are worked on one after the other, because nodes that take turns on a core empty its caches.
+Nodes of a fleet have cores of their own.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from laneway.cli.fleet.costs import OPERATIONS, SIDES, EngineCosts, Rule, Work, fitted
 from laneway.engines import open_engine
@@ -29,7 +34,7 @@ from laneway.history import sampling
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
 from laneway.testing.postgres_server import PostgresServer
-from laneway.testing.servers import Server, processor_time
+from laneway.testing.servers import Server, processor_time, until
 
 BODY = b"x" * 100
 BATCH = 100
@@ -53,6 +58,7 @@ What is measured: the policy of all topics. Messages have a key with KEYED, an i
 a priority with `priority`.
 """
 
+RULES = tuple(rule for rule in POLICIES if rule != "plain")
 KEYED = {"serial", "key_concurrency", "key_rate"}
 
 
@@ -66,16 +72,20 @@ class Run(NamedTuple):
     shards: int = 1
 
 
-def runs(engine: str, scale: float) -> list[Run]:
-    """What is measured; `scale` 1: the usual size."""
-    few, many = max(int(8_000 * scale), 200), max(int(100_000 * scale), 400)
-    return [
-        Run("plain", 10, few),
-        Run("plain", 10, few // 4, BATCH // 10),
-        *(Run("plain", topics, few, shards=8) for topics in (few // 10, few) if engine == "valkey"),
-        Run("plain", many, many),
-        *(Run(rule, topics, few) for rule in POLICIES for topics in (few // 10, few)),
-    ]
+def runs(engine: str, rule: str, scale: float) -> list[Run]:
+    """
+    What is measured for a rule, on Valkey with plain messages on the same server. `scale` 1: the
+    usual size.
+    """
+    few, many = max(int(8_000 * scale), 200), max(int(40_000 * scale), 400)
+    shards = 8 if engine == "valkey" else 1
+    usual = [Run("plain", topics, few, shards=shards) for topics in (few // 10, few)]
+    if rule != "plain":
+        ruled = [run._replace(rule=rule) for run in usual]
+        return [*usual, *ruled] if engine == "valkey" else ruled
+    small = Run("plain", 10, few)
+    few_in_a_batch = small._replace(messages=few // 4, batch=BATCH // 10)
+    return [*usual, small, few_in_a_batch, Run("plain", many, many, shards=shards)]
 
 
 class Place:
@@ -114,20 +124,24 @@ def _used_bytes(path: Path) -> int:
 
 
 class ValkeyPlace(Place):
-    """A Valkey server."""
+    """A Valkey server that is a whole cluster: a client does more than with a single server."""
 
     def __init__(self, server: Server) -> None:
-        super().__init__(server.url, server.port)
+        super().__init__(f"valkey+cluster://127.0.0.1:{server.port}", server.port)
         self._server = server
 
     def cpu(self) -> float:
         return processor_time(self._server.pid)
 
     def size(self) -> int:
-        return int(self._server.info("used_memory"))
+        used, *buffers = (
+            int(self._server.info(name, "memory"))
+            for name in ("used_memory", "mem_clients_normal", "mem_cluster_links")
+        )
+        return used - sum(buffers)
 
     def trips(self) -> int:
-        found = re.search("calls=([0-9]+)", self._server.info("cmdstat_fcall"))
+        found = re.search("calls=([0-9]+)", self._server.info("cmdstat_fcall", "commandstats"))
         return int(found[1]) if found is not None else 0
 
 
@@ -164,7 +178,9 @@ class PostgresPlace(Place):
 def place_of(engine: str) -> Iterator[Place]:
     """An empty store, removed with the block. Raises NoServer."""
     if engine == "valkey":
-        with Server() as server:
+        with Server(cluster_enabled="yes") as server:
+            server.run("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
+            until(lambda: "cluster_state:ok" in str(server.run("CLUSTER", "INFO")), "the cluster")
             yield ValkeyPlace(server)
     elif engine == "postgres":
         with PostgresServer(autovacuum="off") as postgres:
@@ -186,10 +202,10 @@ class Cost(NamedTuple):
 class Measurement:
     """One run, repeated on the same store in a namespace of its own."""
 
-    def __init__(self, place: Place, run: Run, number: int) -> None:
-        self.run, self._place = run, place
-        url = place.url if run.shards == 1 else f"{place.url}?shards={run.shards}"
-        self.engine = open_engine(url, Settings(namespace=f"n{number}", durability="memory"))
+    def __init__(self, place: Place, run: Run, name: str) -> None:
+        self.run, self.place = run, place
+        shards = f"?shards={run.shards}" if place.port or run.shards > 1 else ""
+        self.engine = open_engine(place.url + shards, Settings(namespace=name, durability="memory"))
         self._rules = run.rule.split("+")
         if "gate" in self._rules:
             self.engine.gate_set("g", Gate(MANY, MANY, MANY))
@@ -197,8 +213,12 @@ class Measurement:
             self.engine.policy_set("code", "*", policy)
         self._count = self.bytes = 0
         self.best: dict[str, Cost] = {}
-        self.engine.put([self._draft(n) for n in range(run.batch)])  # the first calls cost more
-        while leases := self.engine.lease(run.batch).leases:
+        self._warm()
+
+    def _warm(self) -> None:
+        """Fill the caches of all nodes: the first calls cost more, on more nodes even more."""
+        self.engine.put([self._draft(n) for n in range(self.run.batch)])
+        while leases := self.engine.lease(self.run.batch).leases:
             self.engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
 
     def _draft(self, n: int) -> Draft:
@@ -211,27 +231,43 @@ class Measurement:
             priority=self._count % 5 if "priority" in self._rules else 0,
         )
 
-    def work(self, deliveries: int | None = None) -> None:
-        """Put the messages, then lease and settle them; `deliveries`: the number of these."""
+    def work(self) -> None:
+        """Put the messages, then lease and settle them, one shard after the other."""
+        self._warm()
         gc.collect()
-        run, engine, size = self.run, self.engine, self._place.size()
-        drafts = [self._draft(n) for n in range(run.messages)]
-        batches = [drafts[n : n + run.batch] for n in range(0, run.messages, run.batch)]
+        run, engine, size = self.run, self.engine, self.place.size()
+        batches = self._batches()
         new = min(run.topics, run.messages)
         with self._counted("put", batches, new):
             for batch in batches:
                 engine.put(batch)
-        self.bytes = self.bytes or self._place.size() - size  # later rounds fill what is free
-        left = run.messages if deliveries is None else min(deliveries, run.messages)
-        new = new * left // run.messages
+        self.bytes = self.bytes or self.place.size() - size  # later rounds fill what is free
+        taken = 0
         leased: list[Sequence[Any]] = []
         with self._counted("lease", leased, new):
-            while left > 0:
+            while taken < run.messages:
+                engine.prefer("default", {taken * run.shards // run.messages})
                 leased.append(engine.lease(run.batch).leases)
-                left -= len(leased[-1])
+                taken += len(leased[-1])
         with self._counted("settle", leased, new):
             for leases in leased:
                 engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+
+    def _batches(self) -> list[list[Draft]]:
+        """The drafts in batches, divided by shard: what a put of the whole batch calls."""
+        run = self.run
+        drafts = [self._draft(n) for n in range(run.messages)]
+        shards = [crc32(draft.topic.encode()) % run.shards for draft in drafts]
+        parts = (
+            [
+                drafts[n]
+                for n in range(start, min(start + run.batch, len(drafts)))
+                if shards[n] == shard
+            ]
+            for shard in range(run.shards)
+            for start in range(0, len(drafts), run.batch)
+        )
+        return list(filter(None, parts))
 
     def forget(self) -> None:
         """Let the topics end that have nothing; a second after `work`."""
@@ -241,26 +277,25 @@ class Measurement:
                 self.engine.tick()
             while self.engine.overview().topics:  # it may read all lanes
                 self.engine.tick()
-        self._place.clean()
+        self.place.clean()
 
     @contextlib.contextmanager
     def _counted(
         self, operation: str, batches: Sequence[Sequence[Any]], new: int
     ) -> Iterator[None]:
         """Count what the block costs; the smallest times count."""
-        network, trips, server = self._network(), self._place.trips(), self._place.cpu()
+        network, trips, server = self._network(), self.place.trips(), self.place.cpu()
         client = time.process_time()
         yield
-        seconds = {"client": time.process_time() - client, "server": self._place.cpu() - server}
-        trips = self._place.trips() - trips
+        seconds = {"client": time.process_time() - client, "server": self.place.cpu() - server}
+        trips = self.place.trips() - trips
         count = sum(map(len, batches))
         work = Work(
             calls=trips if self.run.shards > 1 else len(batches),
             messages=count,
             lanes=sum(len({each.topic for each in batch}) for batch in batches),
             new=new,
-            topics=self.run.topics / self.run.shards,
-            routed=count if self.run.shards > 1 else 0,
+            topics=self.run.topics,
         )
         best = self.best.get(operation)
         if best is not None:
@@ -270,14 +305,82 @@ class Measurement:
     def _network(self) -> int:
         """Bytes that the sockets of this process have exchanged with the server."""
         total = 0
-        for path in Path("/proc/self/fd").iterdir() if self._place.port else ():
+        for path in Path("/proc/self/fd").iterdir() if self.place.port else ():
             with contextlib.suppress(OSError):
                 if path.is_socket():
                     with socket.socket(fileno=os.dup(int(path.name))) as each:
-                        if each.getpeername()[1] == self._place.port:
+                        if each.getpeername()[1] == self.place.port:
                             info = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
                             total += sum(struct.unpack_from("QQ", info, 120))
         return total
+
+
+def survey_of(
+    engine: str, scale: float, stack: contextlib.ExitStack, rules: Sequence[str] = RULES
+) -> dict[str, list[Measurement]]:
+    """
+    The measurements that the costs are made of, by rule. `stack`: what closes the stores. On Valkey
+    each rule has a server of its own: many namespaces on one make it slower. Raises NoServer.
+    """
+    gc.freeze()  # so that collecting garbage does not cost more in a larger program
+    stack.callback(gc.unfreeze)
+    survey: dict[str, list[Measurement]] = {}
+    place = stack.enter_context(place_of(engine))
+    for rule in ("plain", *rules):
+        if engine == "valkey" and rule != "plain":
+            place = stack.enter_context(place_of(engine))
+        survey[rule] = [
+            Measurement(place, run, f"{rule}{n}") for n, run in enumerate(runs(engine, rule, scale))
+        ]
+        for each in survey[rule]:
+            stack.callback(each.engine.close)
+    return survey
+
+
+def costs_of(survey: dict[str, list[Measurement]], command: str, scale: float) -> EngineCosts:
+    """What was measured, as costs."""
+    plain = survey["plain"]
+    few, many = plain[:2]
+    count = many.run.messages
+    message_bytes, topic_bytes = _parts(few, [each.bytes / count for each in (few, many)])
+    return EngineCosts(
+        date=time.strftime("%Y-%m-%d"),
+        machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()},"
+        f" Python {platform.python_version()}",
+        command=command,
+        body_bytes=len(BODY),
+        steps={
+            side: {
+                operation: fitted(
+                    [each.best[operation].work for each in plain],
+                    [each.best[operation].seconds[side] * 1e6 for each in plain],
+                )
+                for operation in OPERATIONS
+            }
+            for side in SIDES
+        },
+        rules={
+            rule: _rule(plain[:2] if len(each) == 2 else each[:2], each[-2:])
+            for rule, each in survey.items()
+            if rule != "plain"
+        },
+        message_bytes=message_bytes,
+        topic_bytes=topic_bytes,
+        network_bytes={name: few.best[name].network / count for name in OPERATIONS},
+        trips={
+            name: few.best[name].trips / max(few.best[name].work.calls, 1) for name in OPERATIONS
+        },
+        **_others(few.engine, few.place, max(int(1_000 * scale), 20)),
+    )
+
+
+def measure_once(measured: Sequence[Measurement]) -> None:
+    """One round of these, one after the other."""
+    for each in measured:
+        each.work()
+    time.sleep(1.1)  # until an idle topic may be forgotten
+    for each in measured:
+        each.forget()
 
 
 def measure(engine: str, command: str, *, scale: float = 1.0, rounds: int = 3) -> EngineCosts:
@@ -285,52 +388,11 @@ def measure(engine: str, command: str, *, scale: float = 1.0, rounds: int = 3) -
     The costs of an engine on this machine. `scale`: 1 for the usual size. Raises NoServer if no
     server program is installed.
     """
-    with place_of(engine) as place, contextlib.ExitStack() as stack:
-        gc.freeze()  # so that collecting garbage does not cost more in a larger program
-        stack.callback(gc.unfreeze)
-        measured = [Measurement(place, run, n) for n, run in enumerate(runs(engine, scale))]
-        for each in measured:
-            stack.callback(each.engine.close)
+    with contextlib.ExitStack() as stack:
+        survey = survey_of(engine, scale, stack)
         for _ in range(rounds):
-            for each in measured:
-                each.work()
-            time.sleep(1.1)  # until an idle topic may be forgotten
-            for each in measured:
-                each.forget()
-        plain = [each for each in measured if each.run.rule == "plain"]
-        few, many = plain[-2:]
-        count = many.run.messages
-        message_bytes, topic_bytes = _parts(few, [each.bytes / count for each in (few, many)])
-        return EngineCosts(
-            date=time.strftime("%Y-%m-%d"),
-            machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()},"
-            f" Python {platform.python_version()}",
-            command=command,
-            body_bytes=len(BODY),
-            steps={
-                side: {
-                    operation: fitted(
-                        [each.best[operation].work for each in plain],
-                        [each.best[operation].seconds[side] * 1e6 for each in plain],
-                    )
-                    for operation in OPERATIONS
-                }
-                for side in SIDES
-            },
-            rules={
-                rule: _rule(plain[-2:], [each for each in measured if each.run.rule == rule])
-                for rule in POLICIES
-                if rule != "plain"
-            },
-            message_bytes=message_bytes,
-            topic_bytes=topic_bytes,
-            network_bytes={name: few.best[name].network / count for name in OPERATIONS},
-            trips={
-                name: few.best[name].trips / max(few.best[name].work.calls, 1)
-                for name in OPERATIONS
-            },
-            **_others(plain[0].engine, place, max(int(1_000 * scale), 20)),
-        )
+            measure_once([*chain(*survey.values())])
+        return costs_of(survey, command, scale)
 
 
 def _parts(few: Measurement, values: Sequence[float]) -> tuple[float, float]:

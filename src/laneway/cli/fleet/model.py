@@ -155,13 +155,16 @@ def _fleet(
     shards: int | None,
 ) -> Plan:
     """The plan with these shards, or with the number that its own nodes need."""
-    if shards is not None:
-        return _with_shards(engine, costs, load, prices, node, shards)
-    count = 1
+    count = shards or 1
     while True:
-        found = _with_shards(engine, costs, load, prices, node, count)
-        if count >= MOST_SHARDS or all(
-            need.used <= 1 for need in found.needs if need.name in ("shards", "schema locks")
+        most = _with_shards(engine, costs, load, prices, node, count, 1).nodes
+        found = _with_shards(engine, costs, load, prices, node, count, most)
+        if (
+            shards is not None
+            or count >= MOST_SHARDS
+            or all(
+                need.used <= 1 for need in found.needs if need.name in ("shards", "schema locks")
+            )
         ):
             return found
         count *= 2
@@ -174,11 +177,17 @@ def _with_shards(
     prices: dict[str, float],
     node: dict[str, float],
     shards: int,
+    machines: int,
 ) -> Plan:
+    """The plan with these shards, if the topics are on that many machines."""
     waiting = max(load.backlog, load.rate * TICK_SECONDS)
     active = min(load.topics, waiting)
     work = works(
-        batch=load.batch, shards=shards, topics=max(active, 1.0), depth=waiting / max(active, 1.0)
+        batch=load.batch,
+        shards=shards,
+        topics=max(active, 1.0),
+        depth=waiting / max(active, 1.0),
+        machines=machines,
     )
     # A topic that is busy all the time is not created and forgotten for each message.
     churn = min(1.0, load.topics / load.rate)
