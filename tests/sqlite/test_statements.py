@@ -80,7 +80,7 @@ def test_shared_statements_are_no_text_of_sqlite(path: Path) -> None:
 
 def test_a_statement_of_a_database_replaces_the_shared_one(tmp_path: Path) -> None:
     (tmp_path / "own.sql").write_text("-- name: lanes_by_name\nSELECT {lane}, {array ?1} {join};\n")
-    words = dict.fromkeys(("join", "least", "greatest", "char"), "x") | {"array": "list({})"}
+    words = dict.fromkeys(("join", "least", "greatest", "char", "row"), "x") | {"array": "list({})"}
     own, shared = load(tmp_path, words), load(tmp_path / "none", words)
     assert own.keys() == shared.keys()
     assert [name for name in own if own[name] != shared[name]] == ["lanes_by_name"]

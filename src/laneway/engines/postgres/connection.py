@@ -148,6 +148,10 @@ def _tables_of(name: str) -> frozenset[str]:
     return frozenset(table for table, _ in touched(name))
 
 
+# By a statement: those that read the table that it changes, but none of these rows.
+_OTHER_ROWS = {"lanes_forget": ("lanes_runnable", "lanes_runnable_read")}
+
+
 class _Number(NumericBinaryLoader):
     """What PostgreSQL sums up is a number as any other."""
 
@@ -327,7 +331,11 @@ class Connection:
         if changed is None:
             return
         self._has_written = True
-        for asked in [each for each in self._asked if changed in _tables_of(each[0])]:
+        for asked in [
+            each
+            for each in self._asked
+            if changed in _tables_of(each[0]) and each[0] not in _OTHER_ROWS.get(name, ())
+        ]:
             del self._asked[asked]
 
     def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:

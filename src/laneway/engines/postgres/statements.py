@@ -102,6 +102,7 @@ SQL = (
             "least": "least",
             "greatest": "greatest",
             "char": "chr",
+            "row": "ctid",
             "layout": str(LAYOUT),
             "listening": str(LISTEN_CLASS),
         },
@@ -112,6 +113,13 @@ SQL = (
         f" AND epoch < (?1 - {FREE_TURNS}) / {WRITES_OF_EPOCH}"
         f" AND ctid >= ({_page(table, 0)}) AND ctid < ({_page(table, SWEEP_PAGES)})"
         for table in KEYED
+    }
+    | {
+        # A table that was never used is not searched for each lane.
+        f"{table}s_of_lanes": f"DELETE FROM {table} WHERE lane = ANY(?1)"
+        f" AND (SELECT pg_relation_size('{table}')) > 0"
+        for table, key in KEYED.items()
+        if key.startswith("lane,")
     }
     | {
         f"{table}_add": f"INSERT INTO {table} ({', '.join(columns)}) VALUES"
@@ -244,7 +252,10 @@ def _insert(found: re.Match[str], rows: str, nullable: set[int]) -> str:
     upsert = _UPSERT.fullmatch(f"{found['head']} {found['rest']}")
     if upsert is not None and upsert["table"] in EPOCHS | KEYED:
         return _upsert(upsert, values, rows)
-    return f"{found['head']} SELECT {values} FROM {rows} {found['rest']}"
+    return (  # a table with epochs has no unique key, so nothing is in conflict with anything
+        f"{found['head']} SELECT {values} FROM {rows} "
+        f"{'' if found['head'].split()[2] in EPOCHS else found['rest']}"
+    )
 
 
 def _read(found: re.Match[str], rows: str, nullable: set[int]) -> str:
@@ -327,9 +338,8 @@ def _upsert(found: re.Match[str], values: str, rows: str) -> str:
 @cache
 def is_upsert(name: str) -> bool:
     """Whether the statement changes rows with epochs, or inserts them: also one as many."""
-    text = _without_comments(SQL[name])
-    found = re.match(r"INSERT INTO (\w+) ", text)
-    return found is not None and found[1] in EPOCHS | KEYED and "DO UPDATE" in text
+    found = re.match(r"INSERT INTO (\w+) .*DO UPDATE", _without_comments(SQL[name]), re.DOTALL)
+    return found is not None and found[1] in EPOCHS | KEYED
 
 
 _EPOCH_OF_TURN = f"(SELECT last_value FROM turn) / {WRITES_OF_EPOCH}"

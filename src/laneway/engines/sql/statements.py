@@ -7,6 +7,7 @@ A statement is written once if all databases take the same text. `{lane}`, `{mes
 - `{array ?}`: the rows (key, value) of a parameter that is a list, see `Session.array`.
 - `{join}`: a join in this order, which the planner does not change.
 - `{least}`, `{greatest}`: of several values. `{char}`: the character with a number.
+- `{row}`: where a row is stored.
 
 What no word expresses is a statement of the same name in the database's own folder.
 """

@@ -35,6 +35,7 @@ SQL = (
             "least": "min",
             "greatest": "max",
             "char": "char",
+            "row": "rowid",
         },
     )
     | STATEMENTS

@@ -60,7 +60,7 @@ SELECT {lane} FROM lane l WHERE l.place = 2 AND l.wake BETWEEN ? AND ?
     ORDER BY l.wake, l.lane LIMIT ?;
 
 -- name: lanes_forget
-DELETE FROM lane WHERE lane IN (SELECT lane FROM lane WHERE place = 0 AND wake BETWEEN ? AND ?
+DELETE FROM lane WHERE {row} IN (SELECT {row} FROM lane WHERE place = 0 AND wake BETWEEN ? AND ?
     ORDER BY wake, lane LIMIT ?) RETURNING lane, name, tier_queue;
 
 -- name: next_wake
