@@ -84,6 +84,26 @@ def test_buffers_of_a_message(server: PostgresServer, flow: str) -> None:
     assert costs[-1] <= 1.2 * max(costs[1:3]), costs
 
 
+def test_buffers_over_a_backlog_of_topics(server: PostgresServer) -> None:
+    """Topics of one message have the same virtual time; those that were served leave dead rows."""
+    now = 1 << 50  # always the same, so that no topic is forgotten meanwhile
+    topics = 0
+
+    def run(engine: FullEngine) -> int:
+        nonlocal topics
+        if not topics:
+            topics = 2 * ROUNDS * CALLS * 20
+            engine.put([Draft(f"t.{n}", b"body") for n in range(topics)], now_us=now)
+        for _ in range(CALLS):
+            leases = engine.lease(20, now_us=now).leases
+            assert len(leases) == 20
+            engine.settle([Settlement(each.handle, each.fence) for each in leases], now_us=now)
+        return CALLS * 20
+
+    costs = buffers(server, "a backlog", {}, run)
+    assert costs[-1] <= 1.05 * max(costs[1:3]), costs
+
+
 def buffers(
     server: PostgresServer, name: str, policy: dict[str, Any], run: Callable[[FullEngine], int]
 ) -> list[float]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from laneway.engines.base import CHANGED
 from laneway.engines.shared.size_classes import AGE_SHIFT, SMALLEST, size_class
 from laneway.engines.shared.states import ASLEEP, AT_GATE, IDLE, RUNNABLE
-from laneway.engines.sql.rows import LANE_COLUMNS, NONE, Lane, Shard
+from laneway.engines.sql.rows import LANE_COLUMNS, Lane, Shard
 from laneway.engines.sql.statements import CLASSES, COUNTS, PLACING
 from laneway.units import SECOND
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
         now: int
         first_asleep: int
 
-        def first_vt(self, number: int) -> int:
-            """Before it no lane of a tier queue, or of a group, is runnable."""
+        def first_place(self, number: int) -> tuple[int, int]:
+            """All runnable lanes of a tier queue, or of a group, are behind it."""
 
-        def begins_at(self, number: int, vt: int) -> None:
-            """The first of them has this virtual time."""
+        def begins_at(self, number: int, vt: int, first: int) -> None:
+            """The first of them has this virtual time and number."""
 
         def has_turn(self, lane: Lane) -> None:
             """It has a position at a gate."""
@@ -150,14 +150,14 @@ class LaneChanges:
 
 def _expect(tx: Transaction, lanes: Iterable[Lane]) -> None:
     """These lanes have positions in indexes, maybe before all others."""
-    shard, first_vts = tx.shard, dict[int, int]()
+    shard, firsts = tx.shard, dict[int, tuple[int, int]]()
     for lane in lanes:
         if lane.forgotten:
             continue
         place, wake = lane.place, lane.wake
         if place == RUNNABLE:
-            if lane.vt < first_vts.get(lane.tier_queue, NONE):
-                first_vts[lane.tier_queue] = lane.vt
+            position = lane.vt, lane.lane
+            firsts[lane.tier_queue] = min(position, firsts.get(lane.tier_queue, position))
         elif place == AT_GATE:
             tx.has_turn(lane)
         elif place == ASLEEP and wake is not None:
@@ -165,9 +165,9 @@ def _expect(tx: Transaction, lanes: Iterable[Lane]) -> None:
             tx.first_asleep = min(tx.first_asleep, wake)
         elif place == IDLE and wake is not None and wake < shard.first_idle:
             shard.first_idle = wake
-    for number, vt in first_vts.items():
-        if vt < tx.first_vt(number):
-            tx.begins_at(number, vt)
+    for number, first in firsts.items():
+        if first <= tx.first_place(number):
+            tx.begins_at(number, *first)
 
 
 def _classify(lane: Lane, now: int) -> None:

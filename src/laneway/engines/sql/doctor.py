@@ -170,13 +170,13 @@ def _positions(tx: Transaction, *, repair: bool = False) -> Check:
         tx.run("serial_keys_begin", NO_RANK)
         tx.run("key_states_begin", NO_RANK)
         for number in tx.tier_queues:
-            tx.begins_at(number, 0)
-            tx.begins_at(number, 0, of_groups=True)
+            tx.begins_at(number, 0, 0)
+            tx.begins_at(number, 0, 0, of_groups=True)
             tx.tier_queues[number].first_gate_vt = 0
         numbers = [number for number, *_ in tx.all("groups_all")]
         tx.groups.load(numbers)
         for number in numbers:
-            tx.begins_at(-number, 0)
+            tx.begins_at(-number, 0, 0)
     return disagreement("positions", len(lanes) + others, repair=repair)
 
 

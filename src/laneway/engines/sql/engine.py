@@ -638,6 +638,7 @@ class SqlQueue(Waits):
                     "tier_queue_has_work",
                     tier_queue.number,
                     tier_queue.first_vt,
+                    tier_queue.first_lane,
                     tier_queue.first_group_vt,
                     tier_queue.first_gate_vt,
                 )[0]

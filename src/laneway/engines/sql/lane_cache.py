@@ -69,10 +69,11 @@ class LaneCache:
         self.reads_lanes = self.has_been_cold = True
         """
         Whether a lease reads lanes with their order, because it has not cached them or the last one
-        had not; whether a transaction was cold since the present lease began, or the last one.
+        had not; whether a transaction was cold since the present lease began, or the last one, or
+        that lease did not know most of its lanes.
         """
-        self.visited = 0
-        """How many lanes the last lease visited."""
+        self.spread = 0.0
+        """How many lanes the last lease visited for each message that it delivered."""
 
     def check(self, connection: Connection, commits: int) -> None:
         """

@@ -30,6 +30,7 @@ by the next call. `shared.fairness` shows why the order is fair.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -124,13 +125,12 @@ _loads = msgspec.json.Decoder(tuple[int | None, list[int]]).decode
 
 def reads(lane_cache: LaneCache, pool: str, room: int) -> Iterator[Read]:
     """What a lease from a pool surely reads: the beginnings of its tiers."""
-    page = _page(room, lane_cache.visited)
+    page = _page(room, lane_cache.spread)
     lanes = _UNREAD if lane_cache.reads_lanes else _RUNNABLE[_LANES]
     for tier_queue in lane_cache.tier_queues.values():
         if tier_queue.pool == pool:
-            number, first = tier_queue.number, tier_queue.first_vt
-            yield "tier_queue_has_runnable", number, first, tier_queue.first_group_vt
-            yield lanes, number, first, -1, page
+            number = tier_queue.number
+            yield lanes, number, tier_queue.first_vt, tier_queue.first_lane - 1, page
             yield "gate_entries_open", number, tier_queue.first_gate_vt, -1, page
 
 
@@ -162,7 +162,7 @@ def lease(
     delivered = deliveries.run(plan.visits if topics is not None else _interleaved(tx, plan.visits))
     for lane in plan.visited.values():
         tx.place(lane, was_visited=True)
-    tx.lane_cache.visited = len(plan.visited)
+    tx.lane_cache.spread = len(plan.visited) / (len(delivered) or 1)
     withheld = plan.withheld or (only is not None and only.leaves_some)
     if only is not None:
         only.end(is_full=len(delivered) >= room)
@@ -203,11 +203,12 @@ A lane, how many messages it delivers, and its policy; whether it has limits, an
 """
 
 
-def _page(room: int, visited: int) -> int:
+def _page(room: int, spread: float) -> int:
     """
-    How many lanes are read at once for this many messages, if the last lease visited so many.
+    How many lanes are read at once for this many messages, if the last lease visited `spread` for
+    each message.
     """
-    return max(room // fairness.CHUNK + 1, min(room, visited) + 1, FIRST_PAGE)
+    return max(room // fairness.CHUNK, min(room, math.ceil(room * spread)), FIRST_PAGE - 1) + 1
 
 
 class _Candidates:
@@ -236,8 +237,9 @@ class _Candidates:
         """Whether a lane let one of another tier go before it at a gate."""
         self._plan, self._tx, self._only = plan, plan.tx, plan.only
         self._heap: list[tuple[int, int, int, Any]] = []
-        visited = self._tx.lane_cache.visited if number > 0 else 0
-        self._page = self._next_page = _page(room, visited)
+        self._page = self._next_page = _page(
+            room, self._tx.lane_cache.spread if number > 0 else 0.0
+        )
         self._seen: set[int] = set()
         self._entries = 0
         self._first_in: dict[int, list[int]] = {}
@@ -431,16 +433,19 @@ class _Candidates:
     def _read_more(self, index: str, after: Position) -> None:
         tx, page = self._tx, self._next_page
         self._next_page = max(page, min(2 * page, MAX_PAGE))  # lanes may have few messages
-        first = tx.first_vt(self.number, of_groups=index == _GROUPS)
+        first = tx.first_place(self.number, of_groups=index == _GROUPS)
         is_unread = index == _LANES and tx.lane_cache.reads_lanes
         name = _UNREAD if is_unread else _RUNNABLE[index]
-        rows = tx.all(name, self.number, *max(after, (first, -1)), page)
+        rows = tx.all(name, self.number, *max(after, first), page)
+        tx.lane_cache.has_been_cold |= index == _LANES and len(rows) < 2 * sum(
+            row[0] not in tx.lane_cache.lanes for row in rows
+        )
         if is_unread:
             tx.cache_lanes(rows)
             rows = [(row[0], row[_VT]) for row in rows]
-        if after <= (first, -1):
-            begin = rows[0][1] if rows else NONE
-            tx.begins_at(self.number, begin, of_groups=index == _GROUPS)
+        if after <= first:
+            number, vt = rows[0] if rows else (0, NONE)
+            tx.begins_at(self.number, vt, number, of_groups=index == _GROUPS)
         numbers = [number for number, _ in rows]
         if index == _GROUPS:
             self._read_groups(numbers)
@@ -479,7 +484,7 @@ class _Candidates:
             found = tx.all("group_heads", tx.array(numbers), firsts, LANES_OF_GROUP)
             for number, first in found:
                 vt, self._first_in[number] = _loads(first)
-                tx.begins_at(-number, NONE if vt is None else vt)
+                tx.begins_at(-number, NONE if vt is None else vt, 0)
             heads = [lanes for number in numbers if (lanes := self._first_in[number])]
             tx.load_numbers(lanes[0] for lanes in heads)
             few = [lanes for lanes in heads if tx.lane(lanes[0]).ready < fairness.CHUNK]
@@ -589,6 +594,20 @@ class _Candidates:
         """Whether there may be more of them."""
         return bool(self._heap)
 
+    def left(self) -> None:
+        """
+        The tier queue was served: it begins with what is left, and with lanes that came up
+        meanwhile. Lanes that were served and stay are counted in when they are written.
+        """
+        if self._only is None:
+            came_up = (
+                (lane.vt, lane.lane)
+                for lane in self._tx.came_up
+                if lane.tier_queue == self.number and lane.place == RUNNABLE
+            )
+            left = (entry[:2] for entry in self._heap[:1])
+            self._tx.begins_at(self.number, *min([*came_up, *left], default=(NONE, 0)))
+
 
 class _Plan:
     """Decides the visits of one call: which lanes deliver how many messages, in which order."""
@@ -609,8 +628,8 @@ class _Plan:
         self.lines = GateLines(tx, only)
         self._moves: dict[int, int] = {}
         """By lane: how often it went from one gate to another."""
-        self._shared: dict[int, _Candidates | None] = {}
-        """By number of a tier queue with a share: what it can deliver, once it was read."""
+        self._shared: dict[int, _Candidates] = {}
+        """By number of a tier queue with a share: what it can deliver."""
         self._left: dict[int, int] = {}
         """By number of a tier queue: what it may take of the part that it was given."""
         self._yields = False
@@ -664,8 +683,13 @@ class _Plan:
         at a gate is served again after that; if no other takes what it left, it goes on.
         """
         queues = {name: self.tx.tier_queue(pool, name) for name in shared}
-        self._shared = dict.fromkeys(queue.number for queue in queues.values())
-        shares = {name: share for name, share in shared.items() if self._has_work(queues[name])}
+        read = {name: _Candidates(self, queue.number, room) for name, queue in queues.items()}
+        self._shared = {candidates.number: candidates for candidates in read.values()}
+        shares = {
+            name: share
+            for name, share in shared.items()
+            if read[name].has_more or read[name].count(1) > 0
+        }
         carry = {name: queue.carry for name, queue in queues.items()}
         taken, yielded = dict.fromkeys(shared, 0), dict[str, float]()
         self._yields = len(shared) > 1
@@ -688,33 +712,6 @@ class _Plan:
                     taken[name] += number
         for name, kept in fairness.carries(shared, carry, taken, shares).items():
             queues[name].carry = kept
-
-    def _has_work(self, tier_queue: TierQueue) -> bool:
-        tx = self.tx
-        if (
-            any(
-                lane.place == RUNNABLE and self._is_in(lane, tier_queue) and not lane.forgotten
-                for lane in tx.came_up
-            )
-            or tx.one(
-                "tier_queue_has_runnable",
-                tier_queue.number,
-                tier_queue.first_vt,
-                tier_queue.first_group_vt,
-            )[0]
-        ):
-            return True
-        return self._candidates(tier_queue, FIRST_PAGE).count(1) > 0
-
-    def _is_in(self, lane: Lane, tier_queue: TierQueue) -> bool:
-        return self.tx.tier_queue_of(lane) is tier_queue
-
-    def _candidates(self, tier_queue: TierQueue, room: int) -> _Candidates:
-        """What a tier queue with a share can deliver."""
-        found = self._shared[tier_queue.number]
-        if found is None:
-            found = self._shared[tier_queue.number] = _Candidates(self, tier_queue.number, room)
-        return found
 
     def lets_others_go_first(self, line: GateLine, lane: Lane) -> bool:
         """
@@ -755,7 +752,7 @@ class _Plan:
             if part == 0:
                 continue
             tier_queue = queues[name]
-            candidates = self._candidates(tier_queue, part)
+            candidates = self._shared[tier_queue.number]
             candidates.has_yielded = False
             taken[name] = self._serve(candidates, tier_queue, part)
             self._left[tier_queue.number] -= taken[name]
@@ -793,6 +790,8 @@ class _Plan:
             taken += got
             if got and has_more:
                 candidates.push(entry)
+        if not self.withheld:  # then its lane is no longer among the candidates
+            candidates.left()
         return taken
 
     def _serve_gate(

@@ -290,6 +290,7 @@ class TierQueue:
     mean: int
     delivered: int
     first_vt: int = 0  # none of its runnable lanes has an earlier one,
+    first_lane: int = 0  # nor, at this virtual time, a smaller number
     first_group_vt: int = 0  # none of its groups with runnable lanes,
     first_gate_vt: int = 0  # and none that is first at an open gate
 

@@ -87,6 +87,7 @@ CREATE TABLE tier_queue (                -- one tier of one pool
     mean      INTEGER NOT NULL DEFAULT 0,   -- a message's mean duration in microseconds, 0: unknown
     delivered INTEGER NOT NULL DEFAULT 0,
     first_vt  INTEGER NOT NULL DEFAULT 0,   -- none of its runnable lanes has an earlier one,
+    first_lane INTEGER NOT NULL DEFAULT 0,  -- nor, at this virtual time, a smaller number
     first_group_vt INTEGER NOT NULL DEFAULT 0,  -- none of its groups with runnable lanes,
     first_gate_vt INTEGER NOT NULL DEFAULT 0,   -- and none that is first at an open gate
     UNIQUE (pool, tier)

@@ -70,7 +70,8 @@ _SERVED = (RUNNABLE, AT_GATE)
 """The places of lanes that have a position in their tier queue."""
 
 _stored = attrgetter(
-    *("vt", "carry", "mean", "delivered", "first_vt", "first_group_vt", "first_gate_vt", "number")
+    *("vt", "carry", "mean", "delivered", "first_vt", "first_lane", "first_group_vt"),
+    *("first_gate_vt", "number"),
 )
 """What `tier_queue_write` writes of a tier queue."""
 
@@ -664,15 +665,20 @@ class Transaction(Statements):
     def group_of(self, lane: Lane) -> GroupQueue | None:
         return None if lane.tier_queue > 0 else self.groups.get(-lane.tier_queue)
 
-    def first_vt(self, number: int, *, of_groups: bool = False) -> int:
-        """Before it no lane of a tier queue (below 0: of a group) is runnable, or no group."""
+    def first_place(self, number: int, *, of_groups: bool = False) -> tuple[int, int]:
+        """
+        A virtual time and a number: all runnable lanes of a tier queue (below 0: of a group), or
+        all its groups, are behind it.
+        """
         if number < 0:
-            return self.groups.get(-number).first_vt
+            return self.groups.get(-number).first_vt, -1
         tier_queue = self.tier_queues[number]
-        return tier_queue.first_group_vt if of_groups else tier_queue.first_vt
+        if of_groups:
+            return tier_queue.first_group_vt, -1
+        return tier_queue.first_vt, tier_queue.first_lane - 1
 
-    def begins_at(self, number: int, vt: int, *, of_groups: bool = False) -> None:
-        """The first stored one has this virtual time, see `first_vt`."""
+    def begins_at(self, number: int, vt: int, first: int, *, of_groups: bool = False) -> None:
+        """The first stored one has this virtual time and number, see `first_place`."""
         if number < 0:
             group = self.groups.get(-number)
             if vt != group.first_vt:
@@ -681,7 +687,8 @@ class Transaction(Statements):
         elif of_groups:
             self.tier_queues[number].first_group_vt = vt
         else:
-            self.tier_queues[number].first_vt = vt
+            tier_queue = self.tier_queues[number]
+            tier_queue.first_vt, tier_queue.first_lane = vt, first
 
     def fair_by_time(self, tier_queue: TierQueue) -> bool:
         """Whether its lanes share the workers' time instead of the number of messages."""

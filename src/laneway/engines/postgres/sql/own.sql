@@ -58,13 +58,13 @@ SELECT 1 FROM inbox
 
 -- name: tier_queues
 WITH RECURSIVE each AS (
-    (SELECT tier_queue, pool, tier, vt, carry, mean, delivered, first_vt, first_group_vt,
-            first_gate_vt
+    (SELECT tier_queue, pool, tier, vt, carry, mean, delivered, first_vt, first_lane,
+            first_group_vt, first_gate_vt
        FROM tier_queue
       ORDER BY tier_queue, epoch DESC LIMIT 1)
     UNION ALL SELECT next.* FROM each CROSS JOIN LATERAL
         (SELECT q.tier_queue, q.pool, q.tier, q.vt, q.carry, q.mean, q.delivered, q.first_vt,
-               q.first_group_vt, q.first_gate_vt
+               q.first_lane, q.first_group_vt, q.first_gate_vt
            FROM tier_queue q
           WHERE q.tier_queue > each.tier_queue
           ORDER BY q.tier_queue, q.epoch DESC LIMIT 1) next

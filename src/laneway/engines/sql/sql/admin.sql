@@ -238,7 +238,7 @@ SELECT l.lane FROM lane l WHERE EXISTS (SELECT 1 FROM ready r
 -- name: check_first_times
 -- How many rows are before the first of their order.
 SELECT (SELECT count(*) FROM lane l JOIN tier_queue q ON q.tier_queue = l.tier_queue
-         WHERE l.place = 1 AND l.vt < q.first_vt)
+         WHERE l.place = 1 AND (l.vt, l.lane) < (q.first_vt, q.first_lane))
      + (SELECT count(*) FROM lane l JOIN group_queue g ON g.number = -l.tier_queue
          WHERE l.place = 1 AND l.vt < g.first_vt)
      + (SELECT count(*) FROM group_queue g JOIN tier_queue q ON q.tier_queue = g.tier_queue

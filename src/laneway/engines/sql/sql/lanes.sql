@@ -97,25 +97,22 @@ UPDATE lane SET leased = ?, done = ?, wake = nullif(?, 0) WHERE lane = ?;
 DELETE FROM lane WHERE lane = ?;
 
 -- name: tier_queues
-SELECT tier_queue, pool, tier, vt, carry, mean, delivered, first_vt, first_group_vt,
-    first_gate_vt FROM tier_queue;
+SELECT tier_queue, pool, tier, vt, carry, mean, delivered, first_vt, first_lane,
+    first_group_vt, first_gate_vt FROM tier_queue;
 
 -- name: tier_queue_insert
 INSERT INTO tier_queue (pool, tier) VALUES (?, ?) RETURNING tier_queue;
 
 -- name: tier_queue_write
 UPDATE tier_queue SET vt = ?, carry = ?, mean = ?, delivered = ?, first_vt = ?,
-    first_group_vt = ?, first_gate_vt = ? WHERE tier_queue = ?;
-
--- name: tier_queue_has_runnable
-SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt >= ?2)
-    OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND runnable > 0 AND vt >= ?3);
+    first_lane = ?, first_group_vt = ?, first_gate_vt = ? WHERE tier_queue = ?;
 
 -- name: tier_queue_has_work
-SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt >= ?2)
-    OR EXISTS (SELECT 1 FROM gate_entry WHERE owner = ?1 AND open = 1 AND vt >= ?4)
+SELECT EXISTS (SELECT 1 FROM lane
+         WHERE tier_queue = ?1 AND place = 1 AND (vt, lane) >= (?2, ?3))
+    OR EXISTS (SELECT 1 FROM gate_entry WHERE owner = ?1 AND open = 1 AND vt >= ?5)
     OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND open = 1)
-    OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND runnable > 0 AND vt >= ?3);
+    OR EXISTS (SELECT 1 FROM group_queue WHERE tier_queue = ?1 AND runnable > 0 AND vt >= ?4);
 
 -- name: gate_read
 SELECT {gate} FROM gate WHERE name = ?;
