@@ -61,3 +61,9 @@ def test_each_topic_gets_its_part(engine: str, first: int, last: int) -> None:
 def test_a_lease_ends_if_a_lane_goes_from_gate_to_gate(engine: str) -> None:
     """Two gates that each wait for the other, at 19.3 s, once let a lease look again forever."""
     assert not run_case(20261189, engine).exceeded
+
+
+@pytest.mark.parametrize("engine", ["model", "sqlite", "valkey"])
+def test_what_a_tier_got_at_a_gate_is_no_debt(engine: str) -> None:
+    """While gates limit the other tiers, `low` gets more than its share, and owes them nothing."""
+    assert not any(verdict.is_starved for verdict in run_case(704, engine).verdicts)

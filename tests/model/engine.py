@@ -587,7 +587,8 @@ class Engine(Lanes):
         """
         Serve strict tiers first, then the others by their shares.
 
-        What a tier cannot use is divided among the others.
+        What a tier cannot use is divided among the others. One that lets others go first at a gate
+        is not limited by them, so it keeps no larger claim.
         """
         tier_queues = [
             self.tier_queues[pool, tier] for tier in self.tiers if (pool, tier) in self.tier_queues
@@ -610,6 +611,7 @@ class Engine(Lanes):
             for each in call.tier_queues
             if self._count_deliverable(call, each)
         }
+        waits: set[str] = set()
         while room > 0 and (shares or call.yielded) and not call.withheld:
             if not shares:  # nobody took what they left
                 shares, call.yielded, call.yields = call.yielded, {}, False
@@ -618,16 +620,17 @@ class Engine(Lanes):
                 if len(shares) == 1 or call.startable >= room
                 else call.startable or min(room, STEP)
             )
-            claims = fairness.carries(every, carry, taken, every)
-            took = self._serve_shares(call, pool, step, shares, claims)
+            call.claims = fairness.carries(every, carry, taken, every)
+            took = self._serve_shares(call, pool, step, shares)
             for tier, number in took.items():
                 taken[tier] += number
             room -= sum(took.values())
+            waits = {tier for tier in waits if not took.get(tier)} | call.yielded.keys()
             if any(took.values()):
                 back = shares.keys() | call.yielded.keys()
                 shares = {tier: every[tier] for tier in every if tier in back}
                 call.yielded = {}
-        carry = fairness.carries(every, carry, taken, shares)
+        carry = fairness.carries(every, carry, taken, shares.keys() - waits)
         for each in call.tier_queues:
             each.carry = carry[each.tier]
 
@@ -666,14 +669,13 @@ class Engine(Lanes):
         pool: str,
         room: int,
         shares: dict[str, float],
-        carry: dict[str, int],
     ) -> dict[str, int]:
         """
         Divide `room` once; returns what the tiers took.
 
         Tiers that cannot use their part are removed from `shares`.
         """
-        parts = fairness.split(room, shares, carry)
+        parts = fairness.split(room, shares, call.claims)
         taken: dict[str, int] = {}
         call.left = {self.tier_queues[pool, tier]: part for tier, part in parts.items()}
         for tier, part in parts.items():
@@ -741,13 +743,35 @@ class Engine(Lanes):
     def _goes_before(self, call: Call, name: str, lane: Lane, tier_queue: TierQueue) -> bool:
         """
         Whether a lane of another tier precedes the lane at a gate, and can be served in this call,
-        or needs the last that the gate admits.
+        or needs the last that the gate admits. A slot is not kept for a lane that its tier will not
+        serve soon.
         """
         other = self._first_in(call, name, tier_queue)
         if other is None or lane.tier_queue is tier_queue:
             return False
-        return self._order_at(other) < self._order_at(lane) and (
-            call.left.get(tier_queue, 0) > 0 or self._gate_room(name, lane) == 1
+        if self._order_at(other) >= self._order_at(lane):
+            return False
+        if call.left.get(tier_queue, 0) > 0:
+            return True
+        return self._gate_room(name, lane) == 1 and (
+            self.gates[name].concurrency is None or self._is_due(call, other)
+        )
+
+    def _is_due(self, call: Call, lane: Lane) -> bool:
+        """
+        Whether its tier is owed a part of a delivery, or has reached the lane in its order, or
+        whether no lane competes with it for the slots of workers.
+        """
+        tier_queue, group = lane.tier_queue, lane.group
+        if call.claims[tier_queue.tier] >= fairness.OWED:
+            return True
+        if group is None and lane.virtual < tier_queue.virtual:
+            return True
+        if group is not None and (group.virtual < tier_queue.virtual or lane.virtual < group.inner):
+            return True
+        return not any(
+            other.place == "runnable" and other.tier_queue in call.tier_queues
+            for other in self.lanes.values()
         )
 
     def _first_in(self, call: Call, name: str, tier_queue: TierQueue) -> Lane | None:

@@ -266,6 +266,8 @@ class Call:
     """How often lanes have moved from one gate to another."""
     tier_queues: list[TierQueue] = field(default_factory=list)
     """Those that have shares, whose lanes take turns at gates."""
+    claims: dict[str, int] = field(default_factory=dict)
+    """What tiers are owed, as `fairness.carries`."""
     left: dict[TierQueue, int] = field(default_factory=dict)
     """How many messages tiers may still take of the part that they were given."""
     yields: bool = True

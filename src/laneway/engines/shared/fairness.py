@@ -76,6 +76,9 @@ CARRY_SCALE = 1_000_000
 MOST_CARRIED = 32 * CARRY_SCALE
 """A carry is between this and its negative."""
 
+OWED = 3 * CARRY_SCALE // 10
+"""A tier with this carry is served soon: the last slot of a gate is kept for its lanes."""
+
 
 @lru_cache(4096)
 def interval(rate: float) -> int:

@@ -632,6 +632,10 @@ class _Plan:
         """By number of a tier queue with a share: what it can deliver."""
         self._left: dict[int, int] = {}
         """By number of a tier queue: what it may take of the part that it was given."""
+        self._claims: dict[str, int] = {}
+        """By tier with a share: what it is owed, as `fairness.carries`."""
+        self._has_runnable = False
+        """Whether lanes of a tier with a share wait only for the slots of workers."""
         self._yields = False
         """Whether a lane lets one of another tier go before it at a gate."""
         self.by_time = {
@@ -680,18 +684,20 @@ class _Plan:
     def _serve_shared(self, pool: str, room: int, shared: dict[str, float]) -> None:
         """
         Serve the tiers that have shares. A tier whose lane lets one of another tier go before it
-        at a gate is served again after that; if no other takes what it left, it goes on.
+        at a gate is served again after that; if no other takes what it left, it goes on. If it is
+        not, it waits for the gate, not for the slots of workers, and keeps no larger claim to them.
         """
         queues = {name: self.tx.tier_queue(pool, name) for name in shared}
         read = {name: _Candidates(self, queue.number, room) for name, queue in queues.items()}
         self._shared = {candidates.number: candidates for candidates in read.values()}
+        self._has_runnable = any(candidates.has_more for candidates in read.values())
         shares = {
             name: share
             for name, share in shared.items()
             if read[name].has_more or read[name].count(1) > 0
         }
         carry = {name: queue.carry for name, queue in queues.items()}
-        taken, yielded = dict.fromkeys(shared, 0), dict[str, float]()
+        taken, yielded, waits = dict.fromkeys(shared, 0), dict[str, float](), set[str]()
         self._yields = len(shared) > 1
         while room > 0 and (shares or yielded) and not self.withheld:
             if not shares:  # nobody took what they left
@@ -701,16 +707,18 @@ class _Plan:
                 if len(shares) == 1 or self.startable >= room
                 else self.startable or min(room, STEP)
             )
-            parts = fairness.split(step, shares, fairness.carries(shared, carry, taken, shared))
+            self._claims = fairness.carries(shared, carry, taken, shared)
+            parts = fairness.split(step, shares, self._claims)
             took = self._serve_parts(queues, parts, shares, yielded)
             room -= sum(took.values())
+            waits = {name for name in waits if not took.get(name)} | yielded.keys()
             if any(took.values()):
                 back = shares.keys() | yielded.keys()
                 shares = {name: share for name, share in shared.items() if name in back}
                 yielded = {}
                 for name, number in took.items():
                     taken[name] += number
-        for name, kept in fairness.carries(shared, carry, taken, shares).items():
+        for name, kept in fairness.carries(shared, carry, taken, shares.keys() - waits).items():
             queues[name].carry = kept
 
     def lets_others_go_first(self, line: GateLine, lane: Lane) -> bool:
@@ -733,7 +741,23 @@ class _Plan:
             return False
         if self._left.get(other.tier_queue, 0) > 0:
             return True
-        return line.gate.room(self.tx.now, lane.lane) == 1
+        return line.gate.room(self.tx.now, lane.lane) == 1 and (
+            line.gate.limits.concurrency is None or self._is_due(first)
+        )
+
+    def _is_due(self, lane: Lane) -> bool:
+        """
+        Whether the last slot of a gate is kept for its first lane: its tier is owed a part of a
+        delivery, or has reached the lane in its order, or no lane competes with it for the slots of
+        workers. Otherwise its tier may not serve it soon.
+        """
+        tier_queue = self.tx.tier_queue_of(lane)
+        if self._claims[tier_queue.tier] >= fairness.OWED or not self._has_runnable:
+            return True
+        if lane.tier_queue > 0:
+            return lane.vt < tier_queue.vt
+        group = self.tx.groups.get(-lane.tier_queue)
+        return group.vt < tier_queue.vt or lane.vt < group.inner_vt
 
     def _serve_parts(
         self,

@@ -158,6 +158,17 @@ def test_a_tier_that_waits_for_its_gate_gets_its_share(driver: EngineDriver) -> 
     check(driver, {"free": 270, "one": 135}, default=2)
 
 
+def test_a_slot_of_a_gate_is_not_kept_for_a_tier_that_is_not_due(driver: EngineDriver) -> None:
+    """Topics that get little at a gate, because their tier has few slots, do not use it up."""
+    if driver.engine.capabilities.shards > 1:
+        pytest.skip("each shard divides the slots among its own tiers")
+    a_gate(driver, "A", concurrency=1)
+    driver.policy("high", gate="A", tier="high")
+    driver.policy("low", gate="A", tier="low")
+    driver.policy("free", tier="high")
+    check(driver, {"high": 143, "low": 57, "free": 200}, default=2)
+
+
 def test_pools_at_one_gate(driver: EngineDriver) -> None:
     """Topics of two pools, each with its own workers, have equal parts of a gate."""
     a_gate(driver, "A", rate=10)

@@ -6,6 +6,7 @@ local VT_SCALE = 100800
 local CHUNK, FEW_LANES = 4, 100
 local CARRY_SCALE = 1000000
 local MOST_CARRIED = 32 * CARRY_SCALE
+local OWED = 3 * CARRY_SCALE / 10 -- a tier with this carry is served soon
 local SECOND = 1000000
 local MOST_COST = 1000000
 

@@ -730,12 +730,26 @@ local serving = part(function(serving)
         return line and line.heap[1] ~= nil
     end
 
+    -- Whether the last slot of a gate is kept for its first lane: its tier is owed a part of a
+    -- delivery, or has reached the lane in its order, or no lane competes with it for the slots of
+    -- workers. Otherwise its tier may not serve it soon.
+    local function is_due(lane, entry)
+        local tier_queue = entry.tier_queue
+        if entry.kept >= OWED or not calls.has_runnable then
+            return true
+        elseif lane.tier_queue > 0 then
+            return lane.vt < tier_queue.vt
+        end
+        local group = lanes.group(lane)
+        return group.vt < tier_queue.vt or lane.vt < group.inner_vt
+    end
+
     -- Whether a lane of another tier precedes the lane at a gate, and can be served in this call,
     -- or needs the last that the gate admits.
-    local function goes_before(queue, lane, tier_queue)
-        local other = first_in(queue_of(queue.gate, tier_queue))
-        return other and precedes(other, lane, queue.gate) and ((calls.parts[tier_queue] or 0) > 0
-            or gates.room_of(queue.gate, lane) == 1)
+    local function goes_before(queue, lane, entry)
+        local gate, other = queue.gate, first_in(queue_of(queue.gate, entry.tier_queue))
+        return other and precedes(other, lane, gate) and (entry.left > 0
+            or gates.room_of(gate, lane) == 1 and (not gate.concurrency or is_due(other, entry)))
     end
 
     -- Whether there are several pools.
@@ -787,8 +801,8 @@ local serving = part(function(serving)
         if not lane or gates.room_of(queue.gate, lane) == 0 then
             return nil
         end
-        for _, tier_queue in ipairs(calls.yields and calls.tier_queues or {}) do
-            if tier_queue ~= queue.tier_queue and goes_before(queue, lane, tier_queue) then
+        for _, entry in ipairs(calls.yields and calls.entries or {}) do
+            if entry.tier_queue ~= queue.tier_queue and goes_before(queue, lane, entry) then
                 calls.has_yielded, line.yielding[queue] = true, true
                 return nil
             end
@@ -1321,30 +1335,30 @@ local serving = part(function(serving)
         return taken
     end
 
-    local function has_work(tier_queue)
-        return count(tier_queue, 1, {}) > 0
-    end
-
     -- Serve each entry the part that it was given; returns what they took. Entries that cannot use
     -- their part are no longer `working`, and are marked if it is the turn of others at a gate.
     local function serve_parts(entries)
         local everything = 0
-        calls.parts = {}
+        for _, entry in ipairs(calls.entries) do
+            entry.left = 0
+        end
         for _, entry in ipairs(entries) do
-            calls.parts[entry.tier_queue] = entry.given
+            entry.left = entry.given
         end
         for _, entry in ipairs(entries) do
             if entry.given > 0 then
                 entry.line = entry.line or line_of(entry.tier_queue, entry.given)
                 calls.has_yielded = false
                 local taken = serve(entry.line, entry.given)
-                calls.parts[entry.tier_queue] = entry.given - taken
+                entry.left = entry.given - taken
                 everything = everything + taken
                 entry.taken = taken > 0 and (entry.taken or 0) + taken or entry.taken
+                entry.waits = entry.waits and taken == 0
                 if is_over() then
                     break
                 elseif taken < entry.given then
                     entry.is_empty, entry.has_yielded = true, calls.has_yielded
+                    entry.waits = entry.waits or calls.has_yielded
                 end
             end
         end
@@ -1381,7 +1395,9 @@ local serving = part(function(serving)
         fairness.set_carries(entries)
     end
 
-    -- Serve tiers by their shares; `active`: those with work.
+    -- Serve tiers by their shares; `active`: those with work. One that lets others go first at a
+    -- gate, and is not served after that, waits for the gate, not for the slots of workers, and
+    -- keeps no larger claim to them.
     local function serve_by_shares(entries, active, room)
         local yielded = {}
         while room > 0 and (#active > 0 or next(yielded) ~= nil) and not is_over() do
@@ -1410,7 +1426,13 @@ local serving = part(function(serving)
                 active = chosen(entries, left)
             end
         end
-        set_working(entries, active)
+        local working = {}
+        for _, entry in ipairs(active) do
+            if not entry.waits then
+                working[#working + 1] = entry
+            end
+        end
+        set_working(entries, working)
         for _, entry in ipairs(entries) do
             entry.tier_queue.carry = entry.kept
         end
@@ -1428,17 +1450,18 @@ local serving = part(function(serving)
                 end
             end
         end
-        local entries, active = {}, {}
+        local entries, active = calls.entries, {}
         for _, tier in ipairs(tiers) do
             local tier_queue = served_queue(pool, tier)
             if tier_queue and not tier.strict then
-                table.insert(calls.tier_queues, tier_queue)
-                local entry = { share = tier.share, carry = tier_queue.carry, tier_queue =
-                    tier_queue }
+                local entry = { share = tier.share, carry = tier_queue.carry, left = 0,
+                    tier_queue = tier_queue }
                 entries[#entries + 1] = entry
-                if has_work(tier_queue) then
+                local known = {}
+                if count(tier_queue, 1, known) > 0 then
                     active[#active + 1] = entry
                 end
+                calls.has_runnable = calls.has_runnable or known.runnable > 0
             end
         end
         serve_by_shares(entries, active, room)
@@ -1977,8 +2000,9 @@ local serving = part(function(serving)
             -- by gate and tier queue, see `queue_of`; those that lanes have come to; lanes at gates
             -- that deliver nothing more; how often lanes have moved
             lines = {}, queues = {}, came_to = {}, left_out = {}, moves = {},
-            -- the tier queues with shares, and how many messages they may still take of their parts
-            tier_queues = {}, parts = {}, missed = {}, yields = true, has_yielded = false,
+            -- the tier queues with shares, what they are owed, and how many messages of their parts
+            -- are left; whether lanes of theirs wait only for the slots of workers
+            entries = {}, has_runnable = false, missed = {}, yields = true, has_yielded = false,
             max_lease = max_lease or math.huge, holder = holder or '' }
         calls.passed_over, calls.has_pools = false, are_several_pools()
         at_next_begin(reset)
@@ -2033,7 +2057,7 @@ local serving = part(function(serving)
     function serving.has_work(pool, topics)
         if not topics then
             for _, tier_queue in ipairs(tier_queues) do
-                if tier_queue.pool == pool and has_work(tier_queue) then
+                if tier_queue.pool == pool and count(tier_queue, 1, {}) > 0 then
                     return true
                 end
             end
