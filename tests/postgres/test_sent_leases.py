@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from laneway import Laneway, Message
@@ -346,3 +347,32 @@ def test_a_worker_begins_without_a_call(
             thread.join()
     assert [body for body, _ in seen] == [0, 1, 2]
     assert [count for _, count in seen[1:]] == [0, 0]  # the first put reads the worker's policies
+
+
+@pytest.fixture
+def small() -> Iterator[PostgresServer]:
+    """A server whose queue of notifications takes half a megabyte."""
+    with PostgresServer(fsync="off", max_notify_queue_pages=64) as server:
+        yield server
+
+
+def test_a_full_queue_of_notifications_refuses_no_put(
+    small: PostgresServer, opened: Opened
+) -> None:
+    """A listener that reads nothing fills it. What is published meanwhile is leased to nobody."""
+    worker, publisher = opened(small.url, namespace="n"), opened(small.url, namespace="n")
+    listener = worker.work_listener()
+    assert isinstance(listener, StoreWorkListener)
+    assert listener.poll(0.0, LEAST_STARTABLE) is False
+    publisher.tick()
+    with psycopg.connect(small.url) as slow, psycopg.connect(small.url, autocommit=True) as other:
+        slow.execute("LISTEN slow")
+        slow.commit()
+        slow.execute("SELECT 1")  # its transaction is open, so the server keeps what it listens to
+        with pytest.raises(psycopg.OperationalError, match="too many notifications"):
+            other.execute(
+                "SELECT pg_notify('slow', n || repeat('x', 7900)) FROM generate_series(1, 99) n"
+            )
+        put(publisher, b"1")
+        assert [lease.body for lease in leased(worker)] == [b"1"]
+    listener.close()

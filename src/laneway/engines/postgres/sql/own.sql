@@ -8,7 +8,8 @@ SELECT s.now, EXISTS (SELECT 1 FROM inbox WHERE mid > s.seq)
 -- As the shared statement. All messages in the inbox have numbers above those that the shard has
 -- assigned, and so have their fences. ?8 = 1: a worker of this process waits for messages. Else the
 -- message is leased to one of another process that waits in the pool ?9, by a notification with the
--- numbers and ?10; a process whose lock is free was killed. ?9 = '': it is leased to nobody.
+-- numbers and ?10; a process whose lock is free was killed. ?9 = '': it is leased to nobody. A
+-- notification that finds the server's queue full would undo the put, so none is sent above a half.
 WITH state AS MATERIALIZED (
     SELECT greatest(s.seq, i.last, ?1) + 1 AS mid, i.first, l.ready, w.channel,
            CASE WHEN (?8 = 1 OR w.channel IS NOT NULL) AND i.count < 16 AND i.first IS NULL
@@ -21,6 +22,7 @@ WITH state AS MATERIALIZED (
         ORDER BY n.lane DESC, n.epoch DESC LIMIT 1) l ON true
       LEFT JOIN LATERAL (SELECT channel FROM sleeper
          WHERE ?9 <> '' AND pool = ?9 AND kind = 'l' AND beat > now() - interval '10 s'
+           AND (SELECT pg_notification_queue_usage()) < 0.5
            AND NOT pg_try_advisory_xact_lock_shared({listening},
                ('x' || right(channel, 8))::bit(32)::int4)
          ORDER BY random() LIMIT 1) w ON true
