@@ -134,7 +134,8 @@ def test_stopped_process(url: str) -> None:
             until(lambda: len(seen) == 4, "the messages")
             process.send_signal(signal.SIGTERM)
             _, errors = process.communicate(timeout=30)
-        assert "is lost: the store" in errors
+        # the store has a later term, or, if the timer is first, its time has passed
+        assert "is lost: " in errors
         overview = app.engine.overview()  # a topic's own counters are forgotten with it
         assert (overview.done, overview.waiting, overview.leased) == (7, 0, 0)
     assert seen == [3, 4, 5, 6]

@@ -324,7 +324,8 @@ def test_dead_or_stopped_worker(store: Store, end: signal.Signals) -> None:
                 process.stdin.flush()
                 process.send_signal(signal.SIGTERM)
                 _, errors = process.communicate(timeout=30)
-                assert "is lost: the store" in errors
+                # the store has a later term, or, if the timer is first, its time has passed
+                assert "is lost: " in errors
             overview = app.engine.overview()
             assert (overview.done, overview.waiting, overview.leased) == (12, 0, 0)
         until(lambda: app.election(ELECTION).state().holder is None, "the end of the term", 60)
