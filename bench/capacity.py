@@ -23,7 +23,7 @@ from laneway.cli.fleet import costs, measuring
 from laneway.cli.fleet.costs import SIDES, EngineCosts, works
 from laneway.cli.fleet.measuring import (
     BATCH,
-    BODY,
+    BODY_BYTES,
     Measurement,
     Place,
     Run,
@@ -114,7 +114,7 @@ class Check:
             )
         trips = sum(best[step].trips for step in STEPS) / run.messages
         pairs.append((trips, sum(work[step].calls * known.trips[step] for step in STEPS)))
-        stored = known.stored_bytes(run.messages, run.topics, len(BODY), shares)
+        stored = known.stored_bytes(run.messages, run.topics, BODY_BYTES, shares)
         pairs.append((size / run.messages, stored / run.messages))
         found = [each for pair in pairs for each in (*pair, off(*pair))]
         return (self.nodes, run.topics, run.rule, *found)
@@ -209,7 +209,7 @@ def publish(
             "off %   ",
         ),
         rows,
-        f"for one message of {len(BODY)} bytes: put, leased and settled in batches of {BATCH};"
+        f"for one message of {BODY_BYTES} bytes: put, leased and settled in batches of {BATCH};"
         f" the smallest times of {rounds} rounds; costs of {known.date}",
     )
 

@@ -36,7 +36,7 @@ from laneway.policy import Gate
 from laneway.testing.postgres_server import PostgresServer
 from laneway.testing.servers import Server, processor_time, until
 
-BODY = b"x" * 100
+BODY_BYTES = 100
 BATCH = 100
 MANY = 1_000_000
 """A limit that is checked and holds nothing back."""
@@ -225,7 +225,7 @@ class Measurement:
         self._count += 1
         return Draft(
             f"bench.{n % self.run.topics}",
-            BODY,
+            b"%0*d" % (BODY_BYTES, n),  # equal values would be sent to PostgreSQL once
             id=f"order-{self._count}" if "dedupe" in self._rules else None,
             key=f"k{self._count}" if KEYED.intersection(self._rules) else None,
             priority=self._count % 5 if "priority" in self._rules else 0,
@@ -341,6 +341,7 @@ def costs_of(survey: dict[str, list[Measurement]], command: str, scale: float) -
     """What was measured, as costs."""
     plain = survey["plain"]
     few, many = plain[:2]
+    alone = next(each for each in plain if each.run.shards == 1)
     count = many.run.messages
     message_bytes, topic_bytes = _parts(few, [each.bytes / count for each in (few, many)])
     return EngineCosts(
@@ -348,7 +349,7 @@ def costs_of(survey: dict[str, list[Measurement]], command: str, scale: float) -
         machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()},"
         f" Python {platform.python_version()}",
         command=command,
-        body_bytes=len(BODY),
+        body_bytes=BODY_BYTES,
         steps={
             side: {
                 operation: fitted(
@@ -370,7 +371,7 @@ def costs_of(survey: dict[str, list[Measurement]], command: str, scale: float) -
         trips={
             name: few.best[name].trips / max(few.best[name].work.calls, 1) for name in OPERATIONS
         },
-        **_others(few.engine, few.place, max(int(1_000 * scale), 20)),
+        **_others(alone.engine, alone.place, max(int(1_000 * scale), 20)),
     )
 
 
@@ -423,7 +424,10 @@ def _rule(plain: Sequence[Measurement], ruled: Sequence[Measurement]) -> Rule:
 
 
 def _others(engine: FullEngine, place: Place, count: int) -> dict[str, Any]:
-    """Costs that are not of messages: policies, heartbeats, idle workers, the history."""
+    """
+    Costs that are not of messages: policies, heartbeats, and, with one shard, idle workers and the
+    history.
+    """
     sizes = [place.size()]
     engine.policy_set_many("code", [(f"own.{n}", {"concurrency": 1 + n % 7}) for n in range(count)])
     sizes.append(place.size())
