@@ -309,7 +309,8 @@ class Measurement:
             with contextlib.suppress(OSError):
                 if path.is_socket():
                     with socket.socket(fileno=os.dup(int(path.name))) as each:
-                        if each.getpeername()[1] == self.place.port:
+                        # The address of a local socket is a path, maybe an empty one.
+                        if each.getpeername()[1:2] == (self.place.port,):
                             info = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
                             total += sum(struct.unpack_from("QQ", info, 120))
         return total
