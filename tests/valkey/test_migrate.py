@@ -314,6 +314,73 @@ def test_messages_behind_their_keys_move(opened: Opened, tmp_path: Path, where: 
     assert [check for engine in (old, new) for check in engine.doctor() if not check.ok] == []
 
 
+@pytest.mark.parametrize("where", SERVERS)
+def test_a_serial_key_stays_held(opened: Opened, tmp_path: Path, where: str) -> None:
+    """A message that waits for its retry is not overtaken by the next one of its key."""
+    first, last = (opened(url_of("sqlite", tmp_path, name)) for name in ("old", "new"))
+    first.policy_set("code", "*", {"serial": "hold"})
+    first.policy_set("code", "bucket.*", {"buckets": 2})
+    for topic in ("t", "bucket.1"):
+        first.put([Draft(topic, b"x", key="k", id=f"m{n}", priority=n) for n in range(4)])
+    leases = first.lease(4).leases
+    assert sorted((each.topic, each.id) for each in leases) == [("bucket.1", "m3"), ("t", "m3")]
+    delays = [0, 3_600_000_000]
+    first.settle(
+        [
+            Settlement(lease.handle, lease.fence, "retry", delay_us=delay)
+            for lease, delay in zip(leases, delays, strict=True)
+        ]
+    )
+    states = {"m0": "parked", "m1": "parked", "m2": "parked"}
+    between = opened(url_of(where, tmp_path, "q"))
+    for old, new in ((first, between), (between, last)):
+        move(old, new, quiet, wait=True)
+        for each, state in zip(leases, ("ready", "delayed"), strict=True):
+            found = {view.id: view.state for view in new.topic_peek(each.topic)}
+            assert found == states | {"m3": state}
+        new.put([Draft(each.topic, b"x", key="k", id="first", priority=9) for each in leases])
+        (lease,) = new.lease(4).leases
+        assert (lease.topic, lease.id) == (leases[0].topic, "m3")
+        new.settle([Settlement(lease.handle, lease.fence, "release")])
+        for each in leases:
+            assert new.cancel("first", each.topic) == "cancelled"
+        assert [check for check in new.doctor() if not check.ok] == []
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("where", SERVERS)
+def test_a_held_key_is_taken_over(
+    opened: Opened, tmp_path: Path, where: str, *, is_known: bool
+) -> None:
+    """What the new store has of the key comes after it, except if a worker holds that already."""
+    old, new = opened(url_of("sqlite", tmp_path, "old")), opened(url_of(where, tmp_path, "new"))
+    old.policy_set("code", "t", {"serial": "hold"})
+    old.put([Draft("t", b"x", key="k", id=f"m{n}") for n in range(2)])
+    (lease,) = old.lease(1).leases
+    move(old, new, quiet, wait=False)
+    (taken,) = new.lease(1).leases if is_known else (None,)
+    old.settle([Settlement(lease.handle, lease.fence, "release")])
+    move(old, new, quiet, wait=True)
+    if taken is not None:
+        assert new.lease(1).leases == []
+        new.settle([Settlement(taken.handle, taken.fence)])
+    assert [each.id for each in new.lease(2).leases] == ["m0"]
+    assert [check for check in new.doctor() if not check.ok] == []
+
+
+@pytest.mark.parametrize("where", SERVERS)
+def test_the_latest_at_the_front_stays_there(opened: Opened, tmp_path: Path, where: str) -> None:
+    first, between, last = (
+        opened(url_of(kind, tmp_path, name))
+        for kind, name in (("sqlite", "a"), (where, "b"), ("sqlite", "c"))
+    )
+    for n in range(4):
+        first.put([Draft("t", b"x", id=f"m{n}", at_front=n != 1)])
+    for old, new in ((first, between), (between, last)):
+        move(old, new, quiet, wait=True)
+        assert [view.id for view in new.topic_peek("t")] == ["m3", "m2", "m0", "m1"]
+
+
 @pytest.mark.parametrize("where", ["server", "cluster", "files", "schemas"])
 def test_subscriptions_of_patterns_move(opened: Opened, tmp_path: Path, where: str) -> None:
     """With their policies and what waits; the next consumer's fence is larger."""

@@ -21,6 +21,8 @@ class ExportedMessage(msgspec.Struct, kw_only=True):
     - `bodies`: one body, or several that were merged.
     - `serial`: how the message treats its key (`"hold"` or `"yield"`), from the policy when
       it was published, or None if it is not serial.
+    - `holds_key`: whether the other messages with its serial key wait for it: it was delivered and
+      will be delivered again.
     - `merges`: whether it merges with others of its key.
     - `joined`: ids of messages that were merged into it.
     - `unhandled_us`: since when no worker had a handler for it; `unhandled_times`: how many times.
@@ -43,6 +45,7 @@ class ExportedMessage(msgspec.Struct, kw_only=True):
     deliveries: int = 0
     suspect: bool = False
     serial: str | None = None
+    holds_key: bool = False
     merges: bool = False
     sticky: bool = False
     joined: list[str] = []

@@ -155,7 +155,7 @@ def arrive(tx: Transaction, lane: Lane, row: Row) -> None:
             if is_held or not _precedes(tx, row, head):
                 _park(tx, lane, row, line)
                 return
-            _park_overtaken(tx, lane, head, line)
+            park_overtaken(tx, lane, head, line)
             tx.serial_keys.put((number, line), row.mid, 0, row.rank, row.pos)
     row.state = READY
     lane.ready += 1
@@ -183,7 +183,7 @@ def _park(tx: Transaction, lane: Lane, row: Row, line: str) -> None:
         tx.parked.put((lane.lane, line, row.rank, row.pos, row.seq), row.mid)
 
 
-def _park_overtaken(tx: Transaction, lane: Lane, head: int, line: str) -> None:
+def park_overtaken(tx: Transaction, lane: Lane, head: int, line: str) -> None:
     """Park the head of a key that is not held: another message comes before it."""
     other = read(tx, head)
     if other is None:

@@ -51,6 +51,8 @@ def export(tx: Transaction, limit: int) -> list[ExportedMessage]:
 def _remove(tx: Transaction, lane: Lane, row: Row) -> ExportedMessage:
     topic = messages.topic_of(row, lane)
     exported = _exported(tx, row, topic)
+    head = tx.serial_keys.get(lane.lane, row.line) if row.serial and row.line is not None else None
+    exported.holds_key = head is not None and head[:2] == (row.mid, 1)
     messages.remove_waiting(tx, lane, row, topic)
     return _store(tx, exported)
 
@@ -175,11 +177,23 @@ def _insert(tx: Transaction, exported: ExportedMessage) -> Lane:
         _bury(tx, lane, row, exported.death)
     else:
         collects = mkey is None or tx.merge_keys.get(lane.lane, mkey) is None
+        if exported.holds_key:
+            _hold_key(tx, lane, row)
         # If another message with its merge key waits, this one stays separate.
         messages.begin_waiting(tx, lane, row, collects=collects)
         tx.messages.save(row)
     tx.touch(lane)
     return lane
+
+
+def _hold_key(tx: Transaction, lane: Lane, row: Row) -> None:
+    """The message holds its serial key, unless another message holds it."""
+    line = row.line or ""
+    head = tx.serial_keys.get(lane.lane, line)
+    if head is None or not head[1]:
+        if head is not None:
+            messages.park_overtaken(tx, lane, head[0], line)
+        tx.serial_keys.put((lane.lane, line), row.mid, 1, row.rank, row.pos)
 
 
 def _bury(tx: Transaction, lane: Lane, row: Row, death: tuple[int, int, str, str | None]) -> None:

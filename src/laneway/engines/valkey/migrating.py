@@ -6,6 +6,7 @@ is confirmed.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ AT_ONCE = 200
 
 _SPOOLS_AT_ONCE = 20
 """Batches of spools in a call; each has up to `FORWARD_AT_ONCE` keys."""
+
+_HOLDS_KEY = "\x01"
+"""What export.lua writes before the id of a message that holds its serial key."""
 
 _SERIAL = (None, "hold", "yield")
 
@@ -55,7 +59,8 @@ class MigratingShards:
         if not messages:  # what came after their lane was read is still there
             self._lanes = self._every_lane()
             self._fill(messages, limit)
-        return messages
+        # The other store numbers them in this order: of those at the front, the last one is first.
+        return sorted(messages, key=lambda each: each.number if each.death is None else math.inf)
 
     def _fill(self, messages: list[ExportedMessage], limit: int) -> None:
         while len(messages) < limit:
@@ -100,7 +105,7 @@ class MigratingShards:
             death = (died, until, reason, error or None)
         return ExportedMessage(
             number=record.mid * space.shards + shard,
-            id=message_id,
+            id=message_id.removeprefix(_HOLDS_KEY),
             topic=record.topic,
             bodies=[record.body, *more],
             key=record.key,
@@ -114,6 +119,7 @@ class MigratingShards:
             deliveries=record.deliveries,
             suspect=record.suspect,
             serial=_SERIAL[record.serial],
+            holds_key=message_id.startswith(_HOLDS_KEY),
             merges=bool(record.mkey),
             sticky=record.sticky,
             joined=[each.decode() for each in joined],
@@ -202,6 +208,7 @@ def _import_row(arrival: Arrival) -> list[Any]:
         [(at, what, error or False) for at, what, error in message.history],
         (*message.death[:3], message.death[3] or False) if message.death is not None else False,
         arrival.spread if arrival.spread is not None else False,
+        message.holds_key,
         len(message.bodies),
     ]
 

@@ -10,8 +10,10 @@
 
 local most, taken = tonumber(ARGV[4]), {}
 
-local function keep(lane, record)
-    local id = id_of(record)
+-- `holds_key` (nil for dead letters): whether the others with its serial key wait for it; their ids
+-- have a mark in front, which no id of a message has.
+local function keep(lane, record, holds_key)
+    local id = (holds_key and '\1' or '') .. id_of(record)
     ids.finish(record, false)
     call('HSET', keys.moving, record.mid, messages.encode(record))
     call('HSET', keys.moving_ids, record.mid, id)
@@ -22,8 +24,9 @@ end
 local function take(lane, mid)
     local record = messages.read(mid)
     if record then
+        local holds_key = record.serial ~= NO and messages.holds_key(record)
         messages.end_for_good(lane, record)
-        keep(lane, record)
+        keep(lane, record, holds_key)
         messages.free_key(lane, messages.line(record), mid)
         lane.removed, shard.removed = lane.removed + 1, shard.removed + 1
     end

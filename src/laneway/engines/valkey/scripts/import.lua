@@ -10,9 +10,25 @@ local FIELDS = {
     'topic', 'id', 'key', 'headers', 'sticky', 'rank', 'published', 'since', 'expires', 'attempts',
         'deliveries', 'suspect', 'serial', 'mkey',
     'generated_mid', 'unhandled_from', 'unhandled_times', 'joined_ids', 'history', 'death',
-        'spread', 'bodies',
+        'spread', 'holds_key', 'bodies',
 }
 local answers, at, changed = {}, 4, {}
+
+-- The message holds its serial key, unless another message holds it.
+local function hold_key(lane, record)
+    local line = messages.line(record)
+    local stored, head, is_held = writes.field(keys.keys, line), nil, nil
+    if stored then
+        head, is_held = values_of(stored)
+    end
+    if not is_held then
+        local other = head and messages.read(head)
+        if other then
+            messages.park_ready(lane, other, key('k:' .. line))
+        end
+        messages.set_holder(line, record.mid, true)
+    end
+end
 
 local function import_one(message, bodies)
     local policy, mid = policies.of(message.topic), next_number()
@@ -41,6 +57,9 @@ local function import_one(message, bodies)
     end
     local lane = lanes.make(lanes.name_for(policy, message.topic, message.spread, mid))
     lane.published = lane.published + 1
+    if message.holds_key then
+        hold_key(lane, record)
+    end
     messages.begin_waiting(lane, record, not (record.mkey and merging.waiting_one(record.topic,
         record.mkey)))
     changed[lane] = true
