@@ -124,7 +124,7 @@ def test_fields_of_the_counters() -> None:
 
 
 def test_fields_of_a_gate() -> None:
-    fields = assigned("gates", "gates.find", "values_of")
+    fields = listed("gates", "FIELDS")
     assert fields == list(record_formats.GateRecord.__struct_fields__)
 
 

@@ -96,7 +96,7 @@ def test_numbers() -> None:
         (("settling", "BACK_OFF_MAX"), base.BACK_OFF_MAX_US),
         (("settling", "UNHANDLED_FIRST"), base.UNHANDLED_FIRST_US),
         (("settling", "UNHANDLED_MAX"), base.UNHANDLED_MAX_US),
-        (("messages", "STICKY"), base.STICKY_US),
+        (("ids", "STICKY"), base.STICKY_US),
         (("lanes", "LINGER"), refusals.LINGER_US["messages"]),
         (("lanes", "LINGER_BY_TIME"), refusals.LINGER_US["time"]),
         (("lanes", "DEFAULT_MEAN"), refusals.DEFAULT_MEAN_US),
@@ -201,10 +201,13 @@ def test_names_of_groups_are_the_same() -> None:
 def test_adaptive_limits_are_the_same_number_for_number() -> None:
     """A lane's flow in adaptive.py and in adaptive.lua, on a real server, after random ends."""
     chance = random.Random(SEED)
+    listing = re.search(r"local function values_in\(.*?\nend\n", text("shard"), re.DOTALL)
+    assert listing is not None
     script = "\n".join(
         [
             "local function part(define) local functions = {} define(functions)",
             "return functions end",
+            listing[0],
             text("adaptive"),
             "local policy = { least = tonumber(ARGV[1]), most = tonumber(ARGV[2]) }",
             "local flow, answers = adaptive.begin(0), {}",

@@ -36,9 +36,7 @@ for n, lease in ipairs(settling.read(mids)) do
     end
 end
 if ARGV[5] == '1' then
-    local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil }
-        or lanes.of_topic(topic, policy)
-    for _, lane in ipairs(found) do
+    for _, lane in ipairs(lanes.of_topic(topic, policy)) do
         if lane.is_bucket then
             lanes.place(lane)
         elseif lanes.waiting(lane) == 0 and lane.leased == 0 then

@@ -66,10 +66,7 @@ local function import_one(message, bodies)
 end
 
 for n, values in ipairs(values_of(ARGV[3])) do
-    local message, bodies = {}, {}
-    for field = 1, #FIELDS do
-        message[FIELDS[field]] = values[field]
-    end
+    local message, bodies = named(FIELDS, values), {}
     for body = 1, message.bodies do
         bodies[body] = ARGV[at]
         at = at + 1

@@ -128,10 +128,7 @@ policies.override(changes, shard.exact)
 lanes.policies_changed()
 
 if is_topic then
-    local policy = policies.of(pattern)
-    local found = policy.buckets and { lanes.find(lanes.name_for(policy, pattern)) or nil }
-        or lanes.of_topic(pattern, policy)
-    for _, lane in ipairs(found) do
+    for _, lane in ipairs(lanes.of_topic(pattern, policies.of(pattern))) do
         lanes.place(lane)
     end
 else

@@ -9,7 +9,6 @@
 -- Answers {how many were removed, the last sequence number, 1 if there may be more}.
 
 local topic, last, most = ARGV[3], tonumber(ARGV[4]) or shard.seq, tonumber(ARGV[5])
-local policy = policies.of(topic)
 local removed, looked = 0, 0
 
 local function remove(lane, mid)
@@ -34,9 +33,7 @@ local function remove_listed(lane, name, states)
     end
 end
 
-local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil }
-    or lanes.of_topic(topic, policy)
-for _, lane in ipairs(found) do
+for _, lane in ipairs(lanes.of_topic(topic, policies.of(topic))) do
     if lane.is_bucket then
         remove_listed(lane, key('t:' .. topic), { 'p', 'd', 'r' })
     else

@@ -15,21 +15,13 @@ local adaptive = part(function(adaptive)
     local FIELDS = { 'limit', 'is_used', 'count', 'quick', 'median', 'best', 'slow', 'slow_limit',
         'slow_median', 'wall', 'held', 'fence', 'reason', 'changed' }
 
-    -- A lane's flow, from the list that is stored; false: it has none.
+    -- A lane's flow, from the list that is stored.
     function adaptive.decode(stored)
-        local flow = {}
-        for n = 1, #FIELDS do
-            flow[FIELDS[n]] = stored[n]
-        end
-        return flow
+        return named(FIELDS, stored)
     end
 
     function adaptive.encode(flow)
-        local stored = {}
-        for n = 1, #FIELDS do
-            stored[n] = flow[FIELDS[n]]
-        end
-        return stored
+        return values_in(FIELDS, flow)
     end
 
     function adaptive.begin(now)

@@ -32,6 +32,10 @@
 local lanes -- defined in lanes.lua, which uses gates
 
 local gates = part(function(gates)
+    local FIELDS = { 'code', 'operator', 'tat', 'leased', 'is_open', 'wake', 'grant', 'need',
+        'held_until', 'owes', 'flow', 'turn', 'mean', 'holder', 'holder_name', 'claimed', 'listed' }
+    local FLOW = 11 -- its place
+    local NEW = { false, false, 0, 0, true, 0, false, 0, 0, 0, false, 0, 0, 0, '', 0, false }
     local IN_USE = 1000000 -- for how long a gate is in use after a delivery
     local known, changed, moved, by_key = {}, {}, {}, {}
     -- leases that have ended: {position in the call, gate, for how long it was held}
@@ -61,6 +65,14 @@ local gates = part(function(gates)
         end
     end
 
+    local function decode(name, values)
+        local gate = named(FIELDS, values)
+        gate.name, gate.is_held_again, gate.listed = name, false, gate.listed or {}
+        gate.flow = gate.flow and adaptive.decode(gate.flow)
+        known[name] = gate
+        return gate
+    end
+
     function gates.find(name)
         local gate = known[name]
         if gate == nil then
@@ -69,16 +81,8 @@ local gates = part(function(gates)
             if not stored then
                 return nil
             end
-            local code, operator, tat, leased, is_open, wake, grant, need, held_until, owes, flow,
-                turn, mean, holder, holder_name, claimed, listed = values_of(stored)
-            gate = { name = name, code = code, operator = operator, tat = tat, leased = leased,
-                is_open = is_open, wake = wake, grant = grant, need = need,
-                held_until = held_until, owes = owes,
-                flow = flow and adaptive.decode(flow) or false,
-                turn = turn, mean = mean, holder = holder, holder_name = holder_name,
-                claimed = claimed, listed = listed or {}, is_held_again = false }
+            gate = decode(name, { values_of(stored) })
             limits_of(gate)
-            known[name] = gate
         end
         return gate
     end
@@ -91,11 +95,7 @@ local gates = part(function(gates)
     function gates.set(name, layer, limits)
         local gate = gates.find(name)
         if not gate then
-            gate = { name = name, code = false, operator = false, tat = 0, leased = 0, is_open =
-                true, wake = 0, grant = false, need = 0, held_until = 0, owes = 0, flow = false,
-                turn = 0, mean = 0, holder = 0, holder_name = '', claimed = 0,
-                listed = {}, is_held_again = false }
-            known[name], by_key = gate, {}
+            gate, by_key = decode(name, NEW), {}
             if shard.shards > 1 and string.byte(name) ~= 28 then
                 gate.grant = { false, false, 0 } -- until it gets one
             end
@@ -641,10 +641,10 @@ local gates = part(function(gates)
     end
 
     local function write(gate)
-        call('HSET', keys.gates, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased,
-            gate.is_open, gate.wake, gate.grant, gate.need, gate.held_until, gate.owes,
-            gate.flow and adaptive.encode(gate.flow), gate.turn, gate.mean, gate.holder,
-            gate.holder_name, gate.claimed, next(gate.listed) ~= nil and gate.listed))
+        local values = values_in(FIELDS, gate)
+        values[FLOW] = gate.flow and adaptive.encode(gate.flow)
+        values[#FIELDS] = next(gate.listed) ~= nil and gate.listed
+        call('HSET', keys.gates, gate.name, packed(unpack(values, 1, #FIELDS)))
     end
 
     -- Housekeeping: open the gates whose next permit has come, or whose hold has ended.

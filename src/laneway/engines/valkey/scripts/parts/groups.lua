@@ -122,14 +122,7 @@ local groups = part(function(groups)
             return
         end
         is_used = is_used or at_next_begin(reset)
-        local wanted = {}
-        for n = 1, #numbers do
-            local number = numbers[n]
-            if known[number] == nil then
-                wanted[#wanted + 1] = number
-                known[number] = false
-            end
-        end
+        local wanted = unknown_in(known, numbers)
         for n, stored in ipairs(read_many(keys.group_queues, wanted)) do
             known[wanted[n]] = stored and decode(wanted[n], stored)
         end

@@ -3,9 +3,10 @@
 -- forever). `ids_until` has the times at which these are forgotten. `aliases` has the topics of
 -- generated ids that name another message now, because they joined it or were used again.
 --
--- uses: policies, writes, messages
+-- uses: fairness, policies, writes, messages
 
 ids = part(function(ids)
+    local STICKY = 24 * 3600 * SECOND
     local names, is_used = {}, false -- by topic: the key of its known ids
     local ends_then, finished_then -- of the last id that was remembered
 
@@ -102,18 +103,11 @@ ids = part(function(ids)
         return true
     end
 
-    -- From now on an id names a message that it joined. The caller counts it in the record.
-    -- `is_named`: the id was claimed for it.
-    function ids.add_joined(topic, mid, id, is_named)
-        call('RPUSH', key('j:' .. text(mid)), id)
-        if not is_named then
-            ids.set(topic, id, mid)
-        end
-    end
-
+    -- From now on an id names a message that it joined.
     function ids.join(record, id)
         record.joined = record.joined + 1
-        ids.add_joined(record.topic, record.mid, id)
+        call('RPUSH', key('j:' .. text(record.mid)), id)
+        ids.set(record.topic, id, record.mid)
     end
 
     -- `record` takes over the id of `other`, and the ids that joined it.

@@ -247,14 +247,7 @@ lanes = part(function(lanes)
             return names[1] and lanes.find(names[1])
         end
         is_used = is_used or at_next_begin(reset)
-        local wanted = {}
-        for n = 1, #names do
-            local name = names[n]
-            if known[name] == nil then
-                wanted[#wanted + 1] = name
-                known[name] = false
-            end
-        end
+        local wanted = unknown_in(known, names)
         local found = read_many(keys.lanes, wanted)
         for n = 1, #found do
             known[wanted[n]] = found[n] and decode(wanted[n], found[n])
@@ -404,11 +397,11 @@ lanes = part(function(lanes)
         return topic
     end
 
-    -- The lanes of a topic that is in no bucket.
+    -- The lanes of a topic; if it is in a bucket, the bucket's lane.
     function lanes.of_topic(topic, policy)
         local found = {}
         if policy.partitions == 1 then
-            found[1] = lanes.find(topic) or nil
+            found[1] = lanes.find(lanes.name_for(policy, topic)) or nil
             return found
         end
         for n = 0, policy.partitions - 1 do

@@ -27,7 +27,6 @@ local NO, HOLD, YIELD = 0, 1, 2 -- serial
 local RICH, PLAIN = 77, 80      -- the bytes with which records begin: "M", "P"
 local LEASES_END, DUE, EXPIRES, RETENTION_ENDS = '1', '2', '3', '4'
 local FOREVER = -1              -- dedupe
-local STICKY = 24 * 3600 * SECOND
 -- minus the number: the position of messages `at_front`, the last one first
 local FRONT = 2 ^ 53
 local RANK_0, NEAR_FROM, NEAR_TO = 512, 256, 1023 -- ranks near 0: rank + 512 is between these

@@ -80,10 +80,8 @@ local policies = part(function(policies)
 
     local function decode(stored)
         count_kind()
-        local values, policy = { values_of(stored) }, { combined = {} }
-        for n = 1, #FIELDS do
-            policy[FIELDS[n]] = values[n]
-        end
+        local policy = named(FIELDS, { values_of(stored) })
+        policy.combined = {}
         derive(policy)
         return policy
     end
@@ -284,10 +282,7 @@ local policies = part(function(policies)
     end
 
     local function copy_of(base)
-        local policy = {}
-        for n = 1, #FIELDS do
-            policy[FIELDS[n]] = base[FIELDS[n]]
-        end
+        local policy = named(FIELDS, values_in(FIELDS, base))
         if base.shared then
             policy.rate, policy.concurrency = base.shared[1], base.shared[5] and AUTO
                 or base.shared[3]
@@ -345,13 +340,7 @@ local policies = part(function(policies)
             return
         end
         is_used = is_used or at_next_begin(reset)
-        local wanted = {}
-        for _, topic in ipairs(topics) do
-            if own_ids[topic] == nil then
-                own_ids[topic] = false
-                wanted[#wanted + 1] = topic
-            end
-        end
+        local wanted = unknown_in(own_ids, topics)
         for n, id in ipairs(read_many(keys.own, wanted)) do
             own_ids[wanted[n]] = id
         end

@@ -1506,10 +1506,7 @@ local serving = part(function(serving)
     -- Serve topics strictly in the order in which they are named.
     local function serve_topics(topics, pool, room)
         for _, topic in ipairs(topics) do
-            local policy = policies.of(topic)
-            local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil }
-                or lanes.of_topic(topic, policy)
-            for _, lane in ipairs(found) do
+            for _, lane in ipairs(lanes.of_topic(topic, policies.of(topic))) do
                 if room > 0 and tier_queues[lane.tier_queue].pool == pool
                     and lanes.can_deliver(lane) then
                     if calls.startable <= 0 and lanes.is_limited(lane, lanes.policy_of(lane)) then
@@ -2064,10 +2061,7 @@ local serving = part(function(serving)
             return false
         end
         for _, topic in ipairs(topics) do
-            local policy = policies.of(topic)
-            local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil }
-                or lanes.of_topic(topic, policy)
-            for _, lane in ipairs(found) do
+            for _, lane in ipairs(lanes.of_topic(topic, policies.of(topic))) do
                 local has_some = not lane.is_bucket or call('ZLEXCOUNT', key('t:' .. topic), '[r',
                     '(s') > 0
                 if tier_queues[lane.tier_queue].pool == pool and lanes.can_deliver(lane)

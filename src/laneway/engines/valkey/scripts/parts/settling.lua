@@ -64,14 +64,10 @@ local settling = part(function(settling)
     -- A lease: MessagePack's mark of 8-byte integers (207), fence and tail.
     settling.LEASE = '>BI8c0'
 
-    function settling.with_fence(fence, tail)
-        return pack(settling.LEASE, 207, fence, tail)
-    end
-
     function settling.encode(lease)
-        return settling.with_fence(lease.fence, packed(lease.lane) .. settling.tail(lease.deadline,
-            lease.granted, lease.charge, lease.started,
-            lease.gate, lease.empty, lease.line, lease.gone, lease.quick, lease.holder, lease.slot))
+        return pack(settling.LEASE, 207, lease.fence, packed(lease.lane) .. settling.tail(
+            lease.deadline, lease.granted, lease.charge, lease.started, lease.gate, lease.empty,
+            lease.line, lease.gone, lease.quick, lease.holder, lease.slot))
     end
 
     -- The leases of these messages, in order; false: none.

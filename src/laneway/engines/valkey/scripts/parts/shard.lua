@@ -210,6 +210,35 @@ local function read_many(name, fields, command_of)
     return found
 end
 
+-- Those of these names that are not in `known`, which has false for them from now on.
+local function unknown_in(known, names)
+    local unknown = {}
+    for n = 1, #names do
+        local name = names[n]
+        if known[name] == nil then
+            unknown[#unknown + 1], known[name] = name, false
+        end
+    end
+    return unknown
+end
+
+-- A table of these values by the names of fields, and the values of such a table.
+local function named(fields, values)
+    local found = {}
+    for n = 1, #fields do
+        found[fields[n]] = values[n]
+    end
+    return found
+end
+
+local function values_in(fields, from)
+    local found = {}
+    for n = 1, #fields do
+        found[n] = from[fields[n]]
+    end
+    return found
+end
+
 -- The content of a message, as it is published and stored: 2 bytes with the size of
 -- {topic, key, id, headers, sticky, merge key} as MessagePack, then these, then the body. Few
 -- changes of a message change its content, so that most copy it.
@@ -405,13 +434,7 @@ end)
 
 local function save_shard()
     tier_queues.save()
-    if not packed_settled then
-        local values = {}
-        for n = 1, #SETTLED do
-            values[n] = settled[SETTLED[n]]
-        end
-        packed_settled = packed(unpack(values, 1, #SETTLED))
-    end
+    packed_settled = packed_settled or packed(unpack(values_in(SETTLED, settled), 1, #SETTLED))
     packed_queues = packed_queues or packed(queues)
     local record = packed_settled .. packed_queues .. pack(NUMBERS, SIGNED, shard.now, SIGNED,
         shard.seq, SIGNED, shard.fence, SIGNED, shard.lanes_created, SIGNED, shard.lanes, SIGNED,

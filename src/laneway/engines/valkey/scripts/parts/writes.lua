@@ -5,10 +5,7 @@
 -- Changes of a key are written when the call ends, or before a command of `call` names the key.
 
 local writes = part(function(writes)
-    -- by key: its first changed member. Most keys have one only, which needs no table: its score is
-    -- in `held_keys` (true: removed)
-    local first = {}
-    local members = {} -- by key: the score of each changed member, where there are several
+    local members = {} -- by key: the score of each changed member; false: it is removed
     local fields = {}  -- by key: the value of each field that was read or changed; false: none
     local changed = {} -- by key: the fields that were changed
     local cleared = {} -- the keys that are deleted before any of this is written
@@ -16,59 +13,34 @@ local writes = part(function(writes)
 
     local function reset()
         if is_used then -- not if everything was written
-            held_keys, first, members, fields, changed, cleared = {}, {}, {}, {}, {}, {}
+            held_keys, members, fields, changed, cleared = {}, {}, {}, {}, {}
             is_used = false
         end
     end
 
     function writes.set_member(name, member, score)
-        is_used = is_used or at_next_begin(reset)
-        local other = first[name]
-        if other == nil then
-            first[name], held_keys[name] = member, score or true
-        elseif other == member then
-            held_keys[name] = score or true
-        else
-            local scores = members[name]
-            if not scores then
-                scores = {}
-                members[name] = scores
-            end
-            scores[member] = score
+        local scores = members[name]
+        if not scores then
+            is_used = is_used or at_next_begin(reset)
+            scores = {}
+            members[name], held_keys[name] = scores, true
         end
+        scores[member] = score or false
     end
 
     -- Whether a member was removed and this is not written yet.
     function writes.is_removed(name, member)
-        if first[name] == member then
-            return held_keys[name] == true
-        end
         return members[name] ~= nil and members[name][member] == false
     end
 
     local function write_members(name)
-        local one, score_of_one, scores = first[name], held_keys[name], members[name]
-        if not scores then
-            if score_of_one == true then
-                run('ZREM', name, one)
-            else
-                run('ZADD', name, score_of_one, one)
-            end
-            return
-        end
-        local other, score_of_other = next(scores)
-        if next(scores, other) == nil and (score_of_one == true) ~= (score_of_other == false) then
-            -- one member replaces another, as most often
-            run('ZADD', name, score_of_other or score_of_one, score_of_other and other or one)
-            run('ZREM', name, score_of_other and one or other)
+        local scores = members[name]
+        local one, score_of_one = next(scores)
+        if score_of_one and next(scores, one) == nil then -- as most often
+            run('ZADD', name, score_of_one, one)
             return
         end
         local added, gone = {}, {}
-        if score_of_one == true then
-            gone[1] = one
-        else
-            added[1], added[2] = score_of_one, one
-        end
         for member, score in pairs(scores) do
             if score then
                 local n = #added
@@ -83,7 +55,7 @@ local writes = part(function(writes)
 
     -- Delete a sorted set of which this call has taken all members: one command deletes all such.
     function writes.clear(name)
-        if first[name] then
+        if members[name] then
             write_held(name)
         end
         is_used = is_used or at_next_begin(reset)
@@ -121,13 +93,8 @@ local writes = part(function(writes)
 
     -- Read several fields of one hash at once. Returns the values of all that are known.
     function writes.load_fields(name, wanted)
-        local values, missing = fields_of(name), {}
-        for n = 1, #wanted do
-            local field = wanted[n]
-            if values[field] == nil then
-                missing[#missing + 1], values[field] = field, false
-            end
-        end
+        local values = fields_of(name)
+        local missing = unknown_in(values, wanted)
         for n, value in ipairs(read_many(name, missing, run)) do
             values[missing[n]] = value
         end
@@ -192,9 +159,9 @@ local writes = part(function(writes)
     -- Write the changes of one key, and forget what was read of it.
     function write_held(name)
         writes.end_clearing(name)
-        if first[name] then
+        if members[name] then
             write_members(name)
-            first[name], members[name] = nil, nil
+            members[name] = nil
         elseif fields[name] then
             if changed[name] then
                 write_fields(name, changed[name])
@@ -216,7 +183,7 @@ local writes = part(function(writes)
         if gone[1] then
             run_many('DEL', gone[1], gone, 1) -- the first one twice
         end
-        for name in pairs(first) do
+        for name in pairs(members) do
             write_members(name)
         end
         for name, names in pairs(changed) do
