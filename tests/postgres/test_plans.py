@@ -16,7 +16,9 @@ from laneway.engines.postgres.connection import MOST_FORMS, _shared
 from laneway.engines.postgres.engine import PostgresEngine
 from laneway.engines.postgres.pipeline import Pipeline
 from laneway.engines.postgres.statements import single
+from laneway.engines.sql.store import Outdated
 from laneway.message import Batch, Draft, Lease, Settlement
+from laneway.testing.servers import until
 from tests.conformance.postgres_setups import server
 
 TYPES = {
@@ -137,6 +139,35 @@ def test_a_call_waits_for_few_answers(
     put, lease, settled = (after - before for before, after in pairwise(trips))
     changes_size_class = is_cold and topics == 1  # then its recent count is read
     assert (put, lease, settled) == (3 if changes_size_class else 2, 3, 2)
+
+
+def test_the_server_begins_while_the_rest_is_prepared(engine: PostgresEngine) -> None:
+    """With statements of many rows, before anything is waited for."""
+    sender = pipeline(engine)
+    sender.send("SELECT pg_advisory_lock(5)")
+    sender.send("SELECT length($1)", (25,), [b"x" * 10_000])
+    until(
+        lambda: server().execute(
+            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 5 AND granted"
+        ),
+        "the lock of a statement that nobody waits for",
+    )
+    sender.send("SELECT pg_advisory_unlock(5)")
+    sender.sync()
+
+
+def test_nothing_happens_behind_an_error_that_is_read_late(engine: PostgresEngine) -> None:
+
+    def write() -> None:
+        with engine._store.writing(durable=False) as connection:
+            pipeline(engine).send("SELECT 1 / (length($1) - 10000)", (25,), [b"x" * 10_000])
+            connection.run("setting_write", "late", "1")
+
+    with pytest.raises(Outdated):
+        write()
+    assert engine.setting("late") is None
+    engine.put([Draft("t", b"x")])
+    assert len(engine.lease(1).leases) == 1
 
 
 def test_a_message_waits_for_one_answer(engine: PostgresEngine) -> None:

@@ -9,11 +9,12 @@ pooler the text is sent each time.
 
 For example, a put of 500 messages into known topics sends BEGIN, the lock and the turn, and waits
 once; it decides, sends the inserts, the next turn and COMMIT, and waits once more: 2 round trips
-for 9 statements.
+for 9 statements. The server runs the first inserts while the others are prepared.
 
-Why this is correct. The server runs statements in the order in which they were sent, and after a
-failed one it skips all others up to the next synchronization, COMMIT included. So an error is seen
-before anything that was sent after it has happened, however late its result is read.
+Why this is correct. The server runs statements in the order in which they were sent. After a failed
+one it skips those before the next synchronization, and refuses those behind it: the transaction has
+failed, and COMMIT rolls it back. So nothing that was sent after a failed statement happens, however
+late its error is read.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from psycopg.errors import error_from_result
 from laneway.engines.postgres.connecting import ANSWER_SECONDS, NoAnswer, ServerConnection
 
 _OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
+
+# The server begins with a statement whose values have this size, while the next ones are prepared:
+# the rows of some 100 messages.
+EARLY_BYTES = 4096
 
 
 class Prepared:
@@ -102,6 +107,8 @@ class Pipeline:
         self._sent += 1
         ticket = Ticket(statement, self._sent)
         self._unread.append(ticket)
+        if sum(map(len, filter(None, values))) >= EARLY_BYTES:
+            self.send_sync()
         return ticket
 
     def _prepare(self, text: str, types: tuple[int, ...]) -> Prepared:
