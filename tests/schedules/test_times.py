@@ -95,6 +95,28 @@ def test_a_time_that_comes_twice_fires_once(line: str) -> None:
         )
 
 
+@pytest.mark.parametrize("line", ["25 2 * * *", "20,25 2 25 * *", "15 25 2 * * *", "25 2 * * &SUN"])
+def test_a_time_that_the_clocks_show_again_has_passed(line: str) -> None:
+    """2026-10-25, 01:17 UTC: the clocks in Berlin show 02:17 for the second time."""
+    moment = datetime(2026, 10, 25, 1, 17, tzinfo=UTC)
+    following = times.cron(line, "Europe/Berlin").next_after(moment)
+    assert following is not None
+    assert following > moment + timedelta(hours=20)
+    for months in (1, 12):
+        start = moment.astimezone(BERLIN).replace(minute=25, fold=0)
+        found = times.every_months(months, "Europe/Berlin", start).next_after(moment)
+        assert found is not None
+        assert found > moment + timedelta(days=27)
+
+
+def test_a_time_that_is_left_out_is_ahead_until_it_fires() -> None:
+    """2026-03-29: 02:30 does not exist in Berlin, and this line fires an hour later."""
+    when = times.cron("15 30 2 * * *", "Europe/Berlin")
+    fires = datetime(2026, 3, 29, 1, 30, 15, tzinfo=UTC)
+    for minutes in (120, 30, 29, 1):
+        assert when.next_after(fires - timedelta(minutes=minutes)) == fires
+
+
 @pytest.mark.parametrize(("start", "hours"), [("2026-03-28T22:30", 24), ("2026-10-24T21:30", 24)])
 def test_every_hour_is_every_hour(start: str, hours: int) -> None:
     """Neither change leaves an hour out or doubles one."""

@@ -36,6 +36,9 @@ _MONTHS_OF = {"month": 1, "quarter": 3, "year": 12}
 YEARS_AHEAD = 10
 """A cron line that matches nothing for this long never matches."""
 
+MOST_SKIPPED = timedelta(hours=2)
+"""How much a clock change skips at most: a skipped time fires this much later."""
+
 MOST_MONTHS = 1_200
 """The longest calendar interval: 100 years."""
 
@@ -106,7 +109,7 @@ class Calendar(msgspec.Struct, frozen=True, tag="calendar"):
                 return None
             day = min(start.day, calendar.monthrange(year, month + 1)[1])
             firing = _on_the_clock(start.replace(year=year, month=month + 1, day=day), local)
-            if firing > local:
+            if firing.astimezone(UTC) > moment:
                 return firing.astimezone(UTC)
             number += 1
 
@@ -132,6 +135,13 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
 
     def next_after(self, moment: datetime) -> datetime | None:
         """The first firing after a moment, or None if it never fires again."""
+        firing = self._next(moment)
+        while firing is not None and firing <= moment:  # the clocks show its time again
+            firing = self._next(firing)
+        return firing
+
+    def _next(self, moment: datetime) -> datetime | None:
+        """As `next_after`, but in an hour that the clocks repeat it may be before the moment."""
         local = moment.astimezone(ZoneInfo(self.zone))
         if " &" in self.line:
             return self._next_of_both(local)
@@ -426,7 +436,7 @@ def _next(line: str, local: datetime, last_year: int) -> datetime | None:
     if len(parts) == 6 and not parts[1].startswith("*") and not parts[2].startswith("*"):
         # Like lines of five fields: a time of the day, not an instant. cronsim handles clock
         # changes only for those.
-        for wall in CronSim(line, local.replace(tzinfo=None)):
+        for wall in CronSim(line, local.replace(tzinfo=None) - MOST_SKIPPED):
             firing = _on_the_clock(wall, local)
             if firing > local or wall.year > last_year:
                 return firing if wall.year <= last_year else None
