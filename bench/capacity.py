@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.common import options, pick, publish_table
 from laneway.cli.fleet import costs, measuring
-from laneway.cli.fleet.costs import SIDES, EngineCosts, works
+from laneway.cli.fleet.costs import SIDES, STEPS, EngineCosts, works
 from laneway.cli.fleet.measuring import (
     BATCH,
     BODY_BYTES,
@@ -37,7 +37,6 @@ from tests.server_groups import Cluster
 
 SHARDS = 8
 LEAST_MESSAGES = 10_000
-STEPS = ("put", "lease", "settle")
 IDLE_SECONDS = 1.0
 """How long idle nodes are watched before the measurements."""
 
@@ -113,7 +112,7 @@ class Check:
                 )
             )
         trips = sum(best[step].trips for step in STEPS) / run.messages
-        pairs.append((trips, sum(work[step].calls * known.trips[step] for step in STEPS)))
+        pairs.append((trips, sum(known.round_trips(step, work[step], shares) for step in STEPS)))
         stored = known.stored_bytes(run.messages, run.topics, BODY_BYTES, shares)
         pairs.append((size / run.messages, stored / run.messages))
         found = [each for pair in pairs for each in (*pair, off(*pair))]

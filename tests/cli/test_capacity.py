@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
@@ -78,25 +80,25 @@ def test_wrong_input_is_one_line(laneway: Command, arguments: tuple[str, ...], w
 
 def test_a_fit_finds_the_cost() -> None:
     """Costs that are linear are found again, whatever the runs were."""
-    truth = Step(call=100, message=5, lane=8, new=3, growth=2)
+    truth = Step(call=100, message=5, lane=8, new=3, growth=2, creating=200)
     runs = [
         Work(100, 10_000, 1_000, 10),
         Work(250, 2_500, 2_500, 10),
-        Work(100, 10_000, 10_000, 1_000),
-        Work(100, 10_000, 10_000, 10_000, 10_000),
-        Work(1_000, 100_000, 100_000, 100_000, 100_000),
+        Work(250, 2_500, 2_500, 2_500, 2_500, 250),
+        Work(100, 10_000, 10_000, 1_000, 1_000, 10),
+        Work(100, 10_000, 10_000, 10_000, 10_000, 100),
+        Work(1_000, 100_000, 100_000, 100_000, 100_000, 1_000),
     ]
-    found = costs.fitted(runs, [truth.microseconds(work) for work in runs])
-    for work in (*runs, Work(800, 10_000, 10_000, 10_000, 1_000_000)):
-        assert found.microseconds(work) == pytest.approx(truth.microseconds(work), rel=0.02)
+    found = costs.fitted(runs, [truth.cost(work) for work in runs])
+    for work in (*runs, Work(800, 10_000, 10_000, 10_000, 1_000_000, 400)):
+        assert found.cost(work) == pytest.approx(truth.cost(work), rel=0.02)
 
 
 def test_a_lane_costs_more_among_more_topics() -> None:
     """Few topics are in the caches; from then on each ten times as many cost as much more."""
     step = Step(lane=1, growth=1)
     few, many, more = (
-        step.microseconds(Work(calls=0, messages=0, lanes=1, topics=topics))
-        for topics in (1e3, 1e7, 1e8)
+        step.cost(Work(calls=0, messages=0, lanes=1, topics=topics)) for topics in (1e3, 1e7, 1e8)
     )
     assert few == pytest.approx(1, rel=0.02)
     assert more - many == pytest.approx(1, rel=0.01)
@@ -129,6 +131,43 @@ def test_a_batch_is_one_call_for_each_shard() -> None:
             calls = measurement.best["put"].work.calls
             assert calls == pytest.approx(expected["put"].calls * run.messages, rel=0.01)
             assert measurement.best["lease"].work.messages == run.messages
+
+
+def test_round_trips_of_several_schemas() -> None:
+    """
+    One schema's costs tell how often a client of four waits: a put that creates topics waits once
+    more, and so does one that looks for earlier ids.
+    """
+    scale = 0.05
+    with ExitStack() as stack:
+        survey = measuring.survey_of("postgres", scale, stack, ["dedupe"])
+        place = survey["plain"][0].place
+        runs = [Run(rule, 400, 400, shards=4) for rule in ("plain", "dedupe")]
+        checks = [Measurement(place, run, run.rule) for run in runs]
+        for check in checks:
+            stack.callback(check.engine.close)
+        measuring.measure_once([*chain(*survey.values()), *checks])
+        known = measuring.costs_of(survey, "test", scale)
+    works = costs.works(batch=100, shards=4, topics=400, depth=1)
+    for check, trips in zip(checks, (3, 4), strict=True):
+        shares = {} if check.run.rule == "plain" else {check.run.rule: 1.0}
+        measured = check.best["put"].trips
+        assert measured == pytest.approx(trips * 4 * 4, rel=0.1)
+        assert known.round_trips("put", works["put"], shares) * 400 == pytest.approx(
+            measured, rel=0.1
+        )
+
+
+@pytest.mark.parametrize(("batch", "creating"), [(1, 0.1), (100, 1.0)])
+def test_most_calls_create_topics_if_some_messages_do(batch: int, creating: float) -> None:
+    """In a fleet new topics come among others: 100 messages of one call have some nearly always."""
+    known = costs.load()["postgres"]
+    load = model.Load(topics=1e3, rate=1e4, workers=10, batch=batch)
+    plan = model.plan("postgres", known, load, shards=1)
+    calls = sum(step.call for step in known.trips.values()) / batch
+    assert plan.round_trips == pytest.approx(
+        calls + creating * known.trips["put"].creating / batch, rel=0.01
+    )
 
 
 def test_the_bottleneck_and_what_breaks() -> None:

@@ -1,9 +1,10 @@
 """
 The costs of an engine's operations: measured, kept in a file, and used to predict.
 
-A cost is linear in what an operation does: its calls, its messages, the lanes that it visits, and
-the topics that it creates or ends. A lane costs more if the machine has many topics, because its
-records are in none of the processor's caches: that part grows with the logarithm of their number.
+A cost is linear in what an operation does: its calls, its messages, the lanes that it visits, the
+topics that it creates or ends, and the calls that create topics, which run more statements on
+PostgreSQL. A lane costs more if the machine has many topics, because its records are in none of the
+processor's caches: that part grows with the logarithm of their number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from laneway.engines.shared.fairness import CHUNK
 from laneway.errors import UsageError
 
 OPERATIONS = ("put", "lease", "settle", "forget")
-"""`forget`: an idle topic ends."""
+"""What happens to a message; `forget`: an idle topic ends."""
+
+STEPS = OPERATIONS[:3]
 
 SIDES = ("client", "server")
 CACHED_TOPICS = 30_000
@@ -35,7 +38,8 @@ OURS = Path(__file__).with_name("costs.json")
 class Work(msgspec.Struct, frozen=True):
     """
     What an operation does, for one message or for a whole run. `new`: topics that it creates,
-    empties or ends; `topics`: those of the machine that have messages.
+    empties or ends; `topics`: those of the machine that have messages; `creating`: the calls that
+    create topics.
     """
 
     calls: float
@@ -43,17 +47,18 @@ class Work(msgspec.Struct, frozen=True):
     lanes: float
     new: float = 0.0
     topics: float = 0.0
+    creating: float = 0.0
 
     @property
     def quantities(self) -> tuple[float, ...]:
         """What the parts of a cost are multiplied by."""
         grown = (self.lanes + self.new) * math.log10(1 + self.topics / CACHED_TOPICS)
-        return self.calls, self.messages, self.lanes, self.new, grown
+        return self.calls, self.messages, self.lanes, self.new, grown, self.creating
 
 
 class Step(msgspec.Struct, frozen=True):
     """
-    Microseconds of processor time of an operation, for each quantity of its work.
+    What an operation costs for each quantity of its work: microseconds, or round trips.
     """
 
     call: float = 0.0
@@ -61,8 +66,9 @@ class Step(msgspec.Struct, frozen=True):
     lane: float = 0.0
     new: float = 0.0
     growth: float = 0.0
+    creating: float = 0.0
 
-    def microseconds(self, work: Work) -> float:
+    def cost(self, work: Work) -> float:
         """What the work costs."""
         parts = msgspec.structs.astuple(self)
         return float(sum(part * times for part, times in zip(parts, work.quantities, strict=True)))
@@ -71,13 +77,14 @@ class Step(msgspec.Struct, frozen=True):
 class Rule(msgspec.Struct, frozen=True):
     """
     What a rule costs more than plain messages: microseconds by side and operation, and bytes.
-    `topic`: for a message that creates its topic.
+    `topic`: for a message that creates its topic; `trips`: round trips of a call, by operation.
     """
 
     message: dict[str, dict[str, float]] = {}
     topic: dict[str, dict[str, float]] = {}
     message_bytes: float = 0.0
     topic_bytes: float = 0.0
+    trips: dict[str, float] = {}
 
     def microseconds(self, side: str, operation: str, work: Work) -> float:
         """What the work costs more."""
@@ -91,8 +98,8 @@ class EngineCosts(msgspec.Struct, frozen=True):
     The costs of one engine on one machine. Times are microseconds by side.
 
     `body_bytes`: of the bodies in the measurement; `message_bytes`, `topic_bytes`: of a waiting
-    message with such a body, and of its topic; `policy_bytes`: of a topic's own policy; `trips`,
-    `network_bytes`: round trips of a call, bytes of a message; `beat`: a heartbeat; `wait`: a call
+    message with such a body, and of its topic; `policy_bytes`: of a topic's own policy; `trips`:
+    round trips by operation; `network_bytes`: of a message; `beat`: a heartbeat; `wait`: a call
     by which an idle worker looks at a shard; `sample`: one of the history, for one shard.
     """
 
@@ -106,7 +113,7 @@ class EngineCosts(msgspec.Struct, frozen=True):
     topic_bytes: float
     policy_bytes: float
     network_bytes: dict[str, float]
-    trips: dict[str, float]
+    trips: dict[str, Step]
     beat: dict[str, float]
     beat_bytes: float
     wait: dict[str, float]
@@ -120,10 +127,20 @@ class EngineCosts(msgspec.Struct, frozen=True):
         Processor time of an operation. `shares`: which share of the messages each rule holds for.
         Raises UsageError for an unknown rule.
         """
-        cost = self.steps[side][operation].microseconds(work)
+        cost = self.steps[side][operation].cost(work)
         for name, share in (shares or {}).items():
             cost += share * self.rule(name).microseconds(side, operation, work)
         return max(cost, 0.0)
+
+    def round_trips(
+        self, operation: str, work: Work, shares: Mapping[str, float] | None = None
+    ) -> float:
+        """The round trips of an operation. `shares`: as for `microseconds`."""
+        more = sum(
+            share * self.rule(name).trips.get(operation, 0.0)
+            for name, share in (shares or {}).items()
+        )
+        return self.trips[operation].cost(work) + more * work.calls
 
     def stored_bytes(
         self, messages: float, topics: float, body: float, shares: Mapping[str, float] | None = None
@@ -148,20 +165,20 @@ def works(
     """
     What each operation does for one message. `batch`: messages of one put, lease or settlement;
     `topics`: those that have messages, over all shards; `depth`: messages that wait in each;
-    `machines`: how many the topics are divided over.
+    `machines`: how many the topics are divided over. All topics are new, and get their first
+    messages before the first one gets its second.
     """
     touched = shards * (1 - (1 - 1 / shards) ** min(batch, topics))
-    new, here = 1 / max(depth, 1.0), topics / machines
-    put = Work(touched / batch, 1.0, min(batch, topics) / batch, new, here)
-    visit = min(depth, CHUNK / 2)
-    lanes = min(batch / visit, max(topics / shards, 1.0)) / batch
+    calls, new, here = touched / batch, 1 / max(depth, 1.0), topics / machines
+    put = Work(calls, 1.0, min(batch, topics) / batch, new, here, calls * new)
+    lanes = min(batch / min(depth, CHUNK / 2), max(topics / shards, 1.0)) / batch
     lease = Work(1 / batch, 1.0, lanes, new, here)
     return {"put": put, "lease": lease, "settle": lease, "forget": Work(0.0, 0.0, 0.0, new, here)}
 
 
 def fitted(works_: Sequence[Work], measured: Sequence[float]) -> Step:
     """
-    The cost that explains the measured microseconds best, by relative squares; no part is negative.
+    The cost that explains what was measured best, by relative squares; no part is negative.
     """
     rows = [
         [quantity / cost for quantity in work.quantities]

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from laneway.cli.fleet.costs import OPERATIONS, SIDES, EngineCosts, Rule, Work, fitted
+from laneway.cli.fleet.costs import OPERATIONS, SIDES, STEPS, EngineCosts, Rule, Work, fitted
 from laneway.engines import open_engine
 from laneway.engines.base import HOUSEKEEPING_LIMIT, FullEngine, Settings, WorkerFacts
 from laneway.history import sampling
@@ -85,7 +85,11 @@ def runs(engine: str, rule: str, scale: float) -> list[Run]:
         return [*usual, *ruled] if engine == "valkey" else ruled
     small = Run("plain", 10, few)
     few_in_a_batch = small._replace(messages=few // 4, batch=BATCH // 10)
-    return [*usual, small, few_in_a_batch, Run("plain", many, many, shards=shards)]
+    return [
+        *(*usual, small, few_in_a_batch),
+        few_in_a_batch._replace(topics=few // 4),
+        Run("plain", many, many, shards=shards),
+    ]
 
 
 class Place:
@@ -148,12 +152,9 @@ class ValkeyPlace(Place):
 class PostgresPlace(Place):
     """A PostgreSQL server without its own vacuum, which `clean` runs."""
 
-    def __init__(self, server: PostgresServer) -> None:
-        from psycopg import connect  # an extra
-
+    def __init__(self, server: PostgresServer, connection: Any) -> None:
         super().__init__(server.url, server.port)
-        self._server = server
-        self._connection = connect(server.url, autocommit=True)
+        self._server, self._connection = server, connection
 
     def cpu(self) -> float:
         return self._server.cpu()
@@ -183,8 +184,13 @@ def place_of(engine: str) -> Iterator[Place]:
             until(lambda: "cluster_state:ok" in str(server.run("CLUSTER", "INFO")), "the cluster")
             yield ValkeyPlace(server)
     elif engine == "postgres":
-        with PostgresServer(autovacuum="off") as postgres:
-            yield PostgresPlace(postgres)
+        from psycopg import connect  # an extra
+
+        with (
+            PostgresServer(autovacuum="off") as postgres,
+            connect(postgres.url, autocommit=True) as connection,
+        ):
+            yield PostgresPlace(postgres, connection)
     else:
         with tempfile.TemporaryDirectory(prefix="laneway-costs-") as folder:
             yield Place(f"sqlite:///{folder}/costs.db")
@@ -296,11 +302,13 @@ class Measurement:
             lanes=sum(len({each.topic for each in batch}) for batch in batches),
             new=new,
             topics=self.run.topics,
+            creating=len(batches) * new / count if operation == "put" else 0.0,
         )
-        best = self.best.get(operation)
-        if best is not None:
-            seconds = {side: min(seconds[side], best.seconds[side]) for side in SIDES}
-        self.best[operation] = Cost(seconds, work, self._network() - network, trips)
+        cost = Cost(seconds, work, self._network() - network, trips)
+        best = self.best.get(operation, cost).seconds
+        self.best[operation] = cost._replace(
+            seconds={side: min(seconds[side], best[side]) for side in SIDES}
+        )
 
     def _network(self) -> int:
         """Bytes that the sockets of this process have exchanged with the server."""
@@ -370,7 +378,11 @@ def costs_of(survey: dict[str, list[Measurement]], command: str, scale: float) -
         topic_bytes=topic_bytes,
         network_bytes={name: few.best[name].network / count for name in OPERATIONS},
         trips={
-            name: few.best[name].trips / max(few.best[name].work.calls, 1) for name in OPERATIONS
+            operation: fitted(
+                [each.best[operation].work for each in plain],
+                [each.best[operation].trips for each in plain],
+            )
+            for operation in OPERATIONS
         },
         **_others(alone.engine, alone.place, max(int(1_000 * scale), 20)),
     )
@@ -402,9 +414,9 @@ def _parts(few: Measurement, values: Sequence[float]) -> tuple[float, float]:
     The parts of a message and of a new topic in two values for one message: of a run over few
     topics, and of one in which each message has a topic of its own.
     """
-    share = few.run.topics / few.run.messages
-    topic = (values[1] - values[0]) / (1 - share)
-    return values[0] - topic * share, topic
+    _, topics, count, *_ = few.run
+    topic = (values[1] - values[0]) / (1 - topics / count)
+    return values[0] - topic * topics / count, topic
 
 
 def _rule(plain: Sequence[Measurement], ruled: Sequence[Measurement]) -> Rule:
@@ -421,7 +433,12 @@ def _rule(plain: Sequence[Measurement], ruled: Sequence[Measurement]) -> Rule:
             ]
             message[side][name], topic[side][name] = _parts(ruled[0], more)
     stored = _parts(ruled[0], [(one.bytes - other.bytes) / count for one, other in pairs])
-    return Rule(message, topic, *stored)
+    trips = {
+        name: sum(one.best[name].trips - other.best[name].trips for one, other in pairs)
+        / sum(other.best[name].work.calls for _, other in pairs)
+        for name in STEPS
+    }
+    return Rule(message, topic, *stored, trips)
 
 
 def _others(engine: FullEngine, place: Place, count: int) -> dict[str, Any]:

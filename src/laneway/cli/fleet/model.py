@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from laneway.cli.fleet.costs import OPERATIONS, EngineCosts, works
+from laneway.cli.fleet.costs import OPERATIONS, STEPS, EngineCosts, works
 from laneway.engines.base import HEARTBEAT_TIMEOUT
 from laneway.history.records import SAMPLE_US
 from laneway.units import SECOND
@@ -192,6 +192,10 @@ def _with_shards(
     # A topic that is busy all the time is not created and forgotten for each message.
     churn = min(1.0, load.topics / load.rate)
     work = {name: msgspec.structs.replace(each, new=churn) for name, each in work.items()}
+    calls = work["put"].calls  # new topics come among others: most calls create some
+    work["put"] = msgspec.structs.replace(
+        work["put"], creating=calls * (1 - (1 - churn) ** (1 / calls))
+    )
     each = {
         side: {name: costs.microseconds(side, name, work[name], load.rules) for name in OPERATIONS}
         for side in ("client", "server")
@@ -238,7 +242,7 @@ def _with_shards(
         memory_gib=in_memory / GIB + nodes * of_workers,
         disk_gib=on_disk / GIB,
         network_gbit=0.0 if engine == "sqlite" else network * 8e-9,
-        round_trips=sum(work[name].calls * costs.trips.get(name, 0.0) for name in OPERATIONS),
+        round_trips=sum(costs.round_trips(name, work[name], load.rules) for name in OPERATIONS),
         microseconds=each,
         needs=needs,
         dollars=dollars,
@@ -251,9 +255,8 @@ def _idle(engine: str, costs: EngineCosts, load: Load, shards: int, side: str) -
     least, each = LOOKS[engine]
     waits = load.workers * shards / max(least, each * shards) * costs.wait[side]
     samples = shards * costs.sample[side] / (SAMPLE_US / SECOND)
-    gates = 0.0
-    if shards > 1 and "gate" in load.rules:
-        gates = GATE_LOOKS * GATE_CALLS * shards * costs.steps[side]["lease"].call
+    looks = GATE_LOOKS if shards > 1 and "gate" in load.rules else 0.0
+    gates = looks * GATE_CALLS * shards * costs.steps[side]["lease"].call
     return (beats + waits + samples + gates) / 1e6
 
 
@@ -275,10 +278,8 @@ def _fixed(
     fixed.append(Need("connections", nodes, connections / node["connections"], is_fixed=True))
     if engine == "postgres":
         # A transaction holds the schema's lock while server and client work, and for a round trip.
-        held = sum(
-            each[side][name] for side in ("client", "server") for name in ("put", "lease", "settle")
-        )
-        held += sum(work[name].calls for name in ("put", "lease", "settle")) * ROUND_TRIP_US
+        held = sum(each[side][name] for side in ("client", "server") for name in STEPS)
+        held += sum(work[name].calls for name in STEPS) * ROUND_TRIP_US
         locks = load.rate * held / 1e6 / BUSY / shards
         fixed.append(Need("schema locks", nodes, locks, is_fixed=True))
     return fixed
