@@ -84,6 +84,11 @@ def test_a_pipe_gets_it_once_and_whole(filled: Command) -> None:
     assert "\x1b" not in text
 
 
+def test_one_topic_is_counted_as_one(laneway: Command) -> None:
+    laneway("publish", "push.acme", "1")
+    assert "· 1 active topic\n" in laneway("top", "--once").stdout
+
+
 @pytest.mark.parametrize("ending", ["q", "\x03", "\x04"])
 def test_q_ends_it_at_once_and_the_terminal_is_as_before(filled: Command, ending: str) -> None:
     """

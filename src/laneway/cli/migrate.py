@@ -199,8 +199,10 @@ def _on_clock(message: ExportedMessage, now_us: int, old_us: int) -> ExportedMes
 
 
 def _moved(counts: dict[str, int]) -> str:
-    letters = counted(counts["dead letters"], "dead letter")
-    return f"{counted(counts['messages'], 'message')}, {letters}"
+    return (
+        f"{counted(counts['messages'], 'message')},"
+        f" {counted(counts['dead letters'], 'dead letter')}"
+    )
 
 
 # What a store has outside the queue: records, the history, and the delivery log

@@ -18,6 +18,7 @@ from laneway.history.figures import History
 from laneway.live import Look, look
 from laneway.presenting import duration, topic_state
 from laneway.printable import escaped
+from laneway.units import counted
 
 NARROW = 120
 """Terminal width below which long names are shortened."""
@@ -163,8 +164,8 @@ def _head(seen: Look, hint: str) -> Any:
 
     now = seen.now
     return Text(
-        f"{seen.url} · {escaped(seen.namespace)} · {now.topics:,} active"
-        f" topics{f' · {hint}' if hint else ''}\nin {seen.rate('published'):,.0f}/s · started"
+        f"{seen.url} · {escaped(seen.namespace)} · {counted(now.topics, 'active topic')}"
+        f"{f' · {hint}' if hint else ''}\nin {seen.rate('published'):,.0f}/s · started"
         f" {seen.rate('delivered'):,.0f}/s · done {seen.rate('done'):,.0f}/s · retried"
         f" {seen.rate('retried'):,.0f}/s\nwaiting {now.waiting:,} · leased {now.leased:,} · dead"
         f" {now.dead:,} · merged {now.merged:,} · expired {now.expired:,}\n"
