@@ -355,17 +355,24 @@ def test_a_held_key_is_taken_over(
     """What the new store has of the key comes after it, except if a worker holds that already."""
     old, new = opened(url_of("sqlite", tmp_path, "old")), opened(url_of(where, tmp_path, "new"))
     old.policy_set("code", "t", {"serial": "hold"})
-    old.put([Draft("t", b"x", key="k", id=f"m{n}") for n in range(2)])
+    old.put([Draft("t", b"x", key="k", id="m0")])
     (lease,) = old.lease(1).leases
+    old.put([Draft("t", b"x", key="k", id=f"m{n}", priority=n) for n in range(1, 4)])
     move(old, new, quiet, wait=False)
     (taken,) = new.lease(1).leases if is_known else (None,)
     old.settle([Settlement(lease.handle, lease.fence, "release")])
     move(old, new, quiet, wait=True)
+    order = ["m0", "m3", "m2", "m1"]
     if taken is not None:
         assert new.lease(1).leases == []
         new.settle([Settlement(taken.handle, taken.fence)])
-    assert [each.id for each in new.lease(2).leases] == ["m0"]
-    assert [check for check in new.doctor() if not check.ok] == []
+        order = ["m2", "m1", "m0"]
+    for expected in order:
+        assert [check for check in new.doctor() if not check.ok] == []
+        (lease,) = new.lease(2).leases
+        assert lease.id == expected
+        new.settle([Settlement(lease.handle, lease.fence)])
+    assert not new.overview().waiting
 
 
 @pytest.mark.parametrize("where", SERVERS)

@@ -188,12 +188,15 @@ def _insert(tx: Transaction, exported: ExportedMessage) -> Lane:
 
 def _hold_key(tx: Transaction, lane: Lane, row: Row) -> None:
     """The message holds its serial key, unless another message holds it."""
-    line = row.line or ""
-    head = tx.serial_keys.get(lane.lane, line)
-    if head is None or not head[1]:
-        if head is not None:
-            messages.park_overtaken(tx, lane, head[0], line)
-        tx.serial_keys.put((lane.lane, line), row.mid, 1, row.rank, row.pos)
+    line, first = row.line or "", (row.rank, row.pos)
+    key = tx.serial_keys.get(lane.lane, line)
+    if key is not None:
+        if key[1]:
+            return
+        messages.park_overtaken(tx, lane, key[0], line)
+        # Parked messages may have earlier places than the one that holds the key.
+        first = (tx.serial_keys.get(lane.lane, line) or key)[2:]
+    tx.serial_keys.put((lane.lane, line), row.mid, 1, *first)
 
 
 def _bury(tx: Transaction, lane: Lane, row: Row, death: tuple[int, int, str, str | None]) -> None:
