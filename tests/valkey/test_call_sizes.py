@@ -21,7 +21,8 @@ from laneway.message import Draft, Settlement
 from laneway.testing.servers import Server
 
 SLOW_US, FAST_US = 9_000, 100
-POSITION_OF_ORDER = 2
+BEFORE_MESSAGES = 4
+"""Arguments of `put` before the messages."""
 
 
 class Calls:
@@ -35,7 +36,7 @@ class Calls:
     def add(self, name: str, arguments: tuple[Any, ...], answers: list[Any]) -> None:
         """Note a call, and replace its processor time."""
         if name == "put":
-            size = len(msgspec.msgpack.decode(arguments[POSITION_OF_ORDER]))
+            size = len(arguments) - BEFORE_MESSAGES
         elif name == "settle":
             size = len(msgspec.msgpack.decode(arguments[0])) // 3
         else:
@@ -173,7 +174,7 @@ def test_small_calls_of_a_lease_visit_as_one(engine: FullEngine, calls: Calls) -
 
 
 SUBSCRIPTIONS = 100
-VALUES_OF_PUBLISHED = 7
+VALUES_OF_PUBLISHED = 5
 
 
 @pytest.fixture
@@ -186,9 +187,9 @@ def most_published(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         space: Namespace, name: str, shard: int, now_us: int | None, *arguments: Any, **how: bool
     ) -> Any:
         if name == "put":
-            counts.append(len(msgspec.msgpack.decode(arguments[POSITION_OF_ORDER])))
-        elif name == "settle" and arguments[3]:
-            counts.append(len(msgspec.msgpack.decode(arguments[4])) // VALUES_OF_PUBLISHED)
+            counts.append(len(arguments) - BEFORE_MESSAGES)
+        elif name == "settle" and arguments[2]:
+            counts.append(len(msgspec.msgpack.decode(arguments[3])) // VALUES_OF_PUBLISHED)
         return run(space, name, shard, now_us, *arguments, **how)
 
     monkeypatch.setattr(Namespace, "run", counted)

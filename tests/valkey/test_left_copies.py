@@ -212,7 +212,7 @@ def test_the_receipt_of_a_message_that_only_later_subscriptions_take(url: str) -
 def test_a_chunk_that_fails_holds_nobody_up(unfinished: ValkeyQueue, chunk: int) -> None:
     """One call gets the error, and its chunk is lost; later calls go on, with their own answers."""
     unfinished.put([Draft("a", b"x", priority=1)])
-    unfinished._space.read(0, "LSET", "copying", chunk, record_formats.pack([]))
+    unfinished._space.read(0, "LSET", "copying", chunk, record_formats.pack(0))
     with pytest.raises(EngineUnavailable):
         unfinished.lease(1)
     lost = 66 if chunk == 1 else (SUBSCRIPTIONS - 65) % 66

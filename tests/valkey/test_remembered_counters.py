@@ -49,16 +49,17 @@ def test_a_call_that_fails_on_its_way(opened: Opened) -> None:
         keys = ["laneway:{fails/0}:shard", "laneway:{fails/0}:never"]
         version = record_formats.read_counters(client.get(keys[0])).version
         tiers = client.get("laneway:{fails/0}:tiers")
-        lanes, order = map(record_formats.pack, (["t"], [1, 9]))
         message = record_formats.plain_record(Draft("t", b"x"))
+        meta = record_formats.pack(["t", None, [], None, False, None])  # its id is no text
+        broken = b"p" + len(meta).to_bytes(2) + meta
         with pytest.raises(redis.ResponseError):
             client.execute_command(
                 "FCALL",
                 call,
                 2,
                 *keys,
-                *("", tiers, version, lanes, order, record_formats.pack({}), "", "", ""),
-                *(message, message),
+                *("", tiers, version, record_formats.pack({}), "", ""),
+                *(message, broken),
             )
         engine.put([Draft("t", b"x")])
         assert engine.overview().published == 2

@@ -105,9 +105,6 @@ UNLIMITED = 1 << 30
 LEFT = [b"left"]
 """The answer for a copy that the call has left to `finish_copies`."""
 
-NOT_PLAIN = -1
-"""Stands for the lane of a message that is not plain."""
-
 SOON_US = SECOND
 """Work that is due within this time needs a worker that is not busy."""
 
@@ -203,8 +200,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             known = space.routes.known_own(page.drafts)
             head = (
                 version,
-                *map(record_formats.pack, (list(page.lanes), page.order, known)),
-                record_formats.pack(page.own_ids) if any(page.own_ids) else b"",
+                record_formats.pack(known),
                 b"" if forwarded is None else _batch_record(forwarded, page),
                 record_formats.pack([page.copied, page.expires]) if page.copied else b"",
             )
@@ -217,9 +213,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             self._raise_bad(answers, page.drafts)
         call_us = answers.pop()
         left = answers.count(LEFT) if page.copied else 0
-        (self._puts if NOT_PLAIN in page.order else self._plain_puts).fit(
-            len(page.order) - left, call_us
-        )
+        (self._puts if page.has_rich else self._plain_puts).fit(len(page.messages) - left, call_us)
         if left:
             self._finish_copies(shard)
         receipts = [
@@ -276,37 +270,36 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         """
         route_of = self._space.routes.route
         page = _PutPage()
-        lanes, order, own_ids, messages = page.lanes, page.order, page.own_ids, page.messages
         most = UNLIMITED if is_whole else self._plain_puts.limit
         most_if_rich = UNLIMITED if is_whole else self._puts.limit
         most_if_copied = PLAIN_AT_ONCE
         for draft in drafts:
-            if len(messages) >= (min(most, most_if_copied) if page.copied else most):
+            count = len(page.messages)
+            if count >= (min(most, most_if_copied) if page.copied else most):
                 break
             route = route_of(draft.topic)
             if route.is_copied and is_copied(draft, route.policy):
                 copies = copies_of(draft, route.policy)
-                if messages and len(messages) + len(copies) >= most_if_copied:
+                if count and count + len(copies) >= most_if_copied:
                     break
-                if self._add_copied(shard, page, draft, route, copies):
-                    most, most_if_copied = most_if_rich, self._puts.limit
+                self._add_copied(shard, page, draft, route, copies)
             elif self._is_plain(draft, route):
-                order.append(lanes.setdefault(draft.topic, len(lanes) + 1))
-                own_ids.append(draft.id or False)
-                messages.append(_plain_message(draft, route, page.heads))
-            elif len(messages) >= most_if_rich:
+                page.messages.append(_plain_message(draft, route, page.heads))
+            elif count >= most_if_rich:
                 break
             else:
-                most = most_if_rich
                 page.add_rich(self._rich(shard, draft, route))
+            if page.has_rich:
+                most = most_if_rich
+                most_if_copied = self._puts.limit if page.copied else most_if_copied
         page.end(drafts)
         return page
 
     def _add_copied(
         self, shard: int, page: _PutPage, draft: Draft, route: Route, copies: Sequence[Draft]
-    ) -> bool:
-        """Add a message with its copies. Returns whether one of them is not plain."""
-        is_stored, has_rich = route.policy.own_backlog, False
+    ) -> None:
+        """Add a message with its copies."""
+        is_stored = route.policy.own_backlog
         expires = expiries(route.policy)
         page.add_group(
             draft, copies, is_stored=is_stored, has_limits=any(map(self._has_limit, copies))
@@ -314,18 +307,16 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         if not is_stored and (draft.at_us is not None or COST in (draft.headers or {})):
             page.add_rich(self._rich(shard, draft, route))  # the shard checks its time and cost
         elif not is_stored:  # its topic is sent, so that the shard compares its policy
-            page.add_plain(draft, b"")
+            page.messages.append(route.head)
         for each in (draft, *copies) if is_stored else copies:
             its = self._space.routes.route(each.topic)
             after_us = expires.get(subscriptions.split(each.topic)[1])
-            if after_us is not None:  # the function reads the whole lane of one that is not plain
-                page.expires[len(page.order) + 1] = after_us
+            if after_us is not None:  # the function reads the whole lane of such a one
+                page.expires[len(page.messages) + 1] = after_us
             elif self._is_plain(each, its):
-                page.add_plain(each, _plain_message(each, its, page.heads))
+                page.messages.append(_plain_message(each, its, page.heads))
                 continue
-            has_rich = True
             page.add_rich(self._rich(shard, each, its))
-        return has_rich
 
     def _has_limit(self, draft: Draft) -> bool:
         """Whether the message's topic may be full, or its cost too high."""
@@ -506,21 +497,16 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         call.encode(self._random)
         while True:
             every = self._with_copies(published)
-            topics: dict[str, int] = {}
-            places: list[int | bool | str] = []
+            places: list[int | bool] = []
             messages: list[bytes] = []
             for at, draft, group in every:
                 route = space.routes.route(draft.topic)
-                message = self._published_plainly(draft, route, group)
-                position = NOT_PLAIN
-                if message is None:
-                    message = self._rich(shard, draft, route)
+                _, count_or_expires, _ = group
+                if count_or_expires is False and self._is_plain(draft, route):
+                    messages.append(_plain_message(draft, route, {}))
                 else:
-                    position = topics.setdefault(draft.topic, len(topics) + 1)
-                messages.append(message)
-                is_too_large = len(draft.body) > route.policy.max_body
-                own_id = draft.id or False if position != NOT_PLAIN else False
-                places += (call.row_of(at), is_too_large, *group, position, own_id)
+                    messages.append(self._rich(shard, draft, route))
+                places += (at + 1, len(draft.body) > route.policy.max_body, *group)
             known = space.routes.known_own([draft for _, draft, _ in every])
             has_limits = any(self._has_limit(draft) for _, draft, _ in every)
             answers: list[Any] = space.run(
@@ -530,9 +516,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 *call.packed,
                 *(
                     (
-                        record_formats.pack(
-                            [space.routes.version, known, list(topics), has_limits]
-                        ),
+                        record_formats.pack([space.routes.version, known, has_limits]),
                         record_formats.pack(places),
                     )
                     if published
@@ -547,28 +531,14 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             if space.shards > 1 and not self._belong_to(shard, published):
                 raise Rerouted
         self._raise_refused(answers, [draft for _, draft, _ in every])
-        unlike, rows, call_us, *left = answers
+        unlike, call_us, *left = answers
         if left:
             self._finish_copies(shard)
         elif published:
             self._puts.fit(len(every), call_us)
         else:
             self._settles.fit(len(settlements), call_us)
-        return call.answers(unlike, rows)
-
-    def _published_plainly(
-        self, draft: Draft, route: Route, group: tuple[bool | int, ...]
-    ) -> bytes | None:
-        """
-        The record of a message or copy that a settlement publishes as a plain one, complete if it
-        has an id. None: it cannot, or it may have copies, or nobody may use its subscription.
-        """
-        _, count_or_expires, _ = group
-        if count_or_expires is not False or not self._is_plain(draft, route):
-            return None
-        if draft.id is None:
-            return _plain_message(draft, route, {})
-        return record_formats.plain_record(msgspec.structs.replace(draft, sticky=True))
+        return call.answers(unlike)
 
     def _with_copies(
         self, published: Sequence[tuple[int, Draft]]
@@ -726,13 +696,9 @@ class _PutPage:
     """The arguments of one call of `put`."""
 
     def __init__(self) -> None:
-        self.lanes: dict[str, int] = {}
-        """The lanes of plain messages, with their numbers."""
-        self.order: list[int] = []
-        """For each message the number of its lane; `NOT_PLAIN`: it is not plain."""
-        self.own_ids: list[str | bool] = []
-        """For each message its id, if it is plain and has one."""
         self.messages: list[bytes] = []
+        self.has_rich = False
+        """Whether one of them is not plain."""
         self.copied: list[int | bool] = []
         """
         Position, number of copies, whether it is stored, size, and whether copies have limits, of
@@ -747,14 +713,8 @@ class _PutPage:
         """All messages and copies."""
         self._copies: dict[int, Sequence[Draft]] = {}
 
-    def add_plain(self, draft: Draft, message: bytes) -> None:
-        self.order.append(self.lanes.setdefault(draft.topic, len(self.lanes) + 1))
-        self.own_ids.append(draft.id or False)
-        self.messages.append(message)
-
     def add_rich(self, message: bytes) -> None:
-        self.order.append(NOT_PLAIN)
-        self.own_ids.append(False)
+        self.has_rich = True
         self.messages.append(message)
 
     def add_group(
@@ -764,13 +724,13 @@ class _PutPage:
         The next message has these copies; `is_stored`: its topic has a backlog of its own;
         `has_limits`: those of some copies may be full.
         """
-        position = len(self.order)
+        position = len(self.messages)
         self._copies[position] = copies
         self.copied += (position + 1, len(copies), is_stored, len(draft.body), has_limits)
 
     def end(self, drafts: Sequence[Draft]) -> None:
         """All messages are added: the first ones of `drafts`."""
-        self.count = len(self.order) - sum(map(len, self._copies.values()))
+        self.count = len(self.messages) - sum(map(len, self._copies.values()))
         if not self._copies:
             self.drafts = drafts[: self.count]
             return

@@ -14,7 +14,7 @@ from laneway.message import Settlement, SettlementAnswer
 class SettleCall:
     """
     One call of `settle`. Most settlements are plain acks, which the function takes as three numbers
-    each and answers only where they failed; every other one is a row with an answer.
+    each; every other one is a row. It answers only those that are not "acked".
     """
 
     def __init__(
@@ -30,38 +30,32 @@ class SettleCall:
         self._numbers = numbers
         self._settlements = settlements
         handles = {settlement.handle for settlement in settlements}
-        is_each_lease_once = len(handles) == len(settlements)  # else the first of a lease counts
-        self._plain: list[int] = []
-        self._rows: list[int] = []
-        for position, settlement in enumerate(settlements):
-            is_plain = (
-                is_each_lease_once
-                and settlement.action == "ack"
-                and settlement.overload is None
-                and position not in publishing
-            )
-            (self._plain if is_plain else self._rows).append(position)
-        self._row_numbers = {
-            position: number for number, position in enumerate(self._rows, 1) if publishing
-        }
-        self.packed: tuple[bytes, bytes, bytes] = (b"", b"", b"")
+        self._is_each_lease_once = len(handles) == len(settlements)  # else the first one counts
+        self._publishing = publishing
+        self.packed: tuple[bytes, bytes] = (b"", b"")
         self.outcomes = [
             settlement.outcome for settlement in settlements if settlement.outcome is not None
         ]
 
     def encode(self, draw: Callable[[], float]) -> None:
-        """Pack plain acks, rows and the settlements with an outcome. `draw` feeds the jitter."""
+        """Pack the settlements and their outcomes. `draw` feeds the jitter."""
         shards = self._numbers.shards
-        plain: list[int] = []
-        for position in self._plain:
-            settlement = self._settlements[position]
-            fence, index = divmod(settlement.fence, shards)  # as in `_lease`, without calls
-            plain += (
-                settlement.handle // shards,
-                fence if index == self._shard else -1,
-                settlement.cost_us,
-            )
-        rows = [self._row(self._settlements[position], position, draw) for position in self._rows]
+        every: list[Any] = []
+        for position, settlement in enumerate(self._settlements):
+            if (
+                settlement.action == "ack"
+                and self._is_each_lease_once
+                and settlement.overload is None
+                and position not in self._publishing
+            ):
+                fence, index = divmod(settlement.fence, shards)  # as in `_row`, without calls
+                every += (
+                    settlement.handle // shards,
+                    fence if index == self._shard else -1,
+                    settlement.cost_us,
+                )
+            else:
+                every.append(self._row(settlement, draw))
         outcomes: list[Any] = []
         for position, settlement in enumerate(self._settlements):
             if settlement.outcome is not None:
@@ -73,25 +67,13 @@ class SettleCall:
                     ttl_ms,
                     settlement.id == generated_id(self._nonce, settlement.handle),
                 )
-        self.packed = (
-            record_formats.pack(plain),
-            record_formats.pack(rows),
-            record_formats.pack(outcomes),
-        )
+        self.packed = (record_formats.pack(every), record_formats.pack(outcomes))
 
-    def _lease(self, settlement: Settlement) -> tuple[int, int]:
-        """The shard's numbers of message and fence."""
+    def _row(self, settlement: Settlement, draw: Callable[[], float]) -> tuple[Any, ...]:
+        has_jitter = settlement.action == "retry" and settlement.delay_us is None
         return (
             self._numbers.number(settlement.handle),
             self._numbers.number_on(self._shard, settlement.fence),
-        )
-
-    def _row(
-        self, settlement: Settlement, position: int, draw: Callable[[], float]
-    ) -> tuple[Any, ...]:
-        has_jitter = settlement.action == "retry" and settlement.delay_us is None
-        return (
-            *self._lease(settlement),
             settlement.action,
             False if settlement.delay_us is None else settlement.delay_us,
             settlement.reason or False,
@@ -99,24 +81,17 @@ class SettleCall:
             settlement.cost_us,
             settlement.begun,
             draw() if has_jitter else 1,
-            position + 1,
             settlement.overload or False,
         )
 
-    def row_of(self, position: int) -> int:
-        """The number of a settlement's row, from 1."""
-        return self._row_numbers[position]
-
-    def answers(self, unlike: Sequence[Any], rows: Sequence[bytes]) -> list[SettlementAnswer]:
+    def answers(self, unlike: Sequence[Any]) -> list[SettlementAnswer]:
         """
-        The answer of each settlement. `unlike`: (number of the plain ack from 1, answer) of those
-        that are not "acked", flat. `rows`: the answers of the rows.
+        The answer of each settlement. `unlike`: (position from 1, answer) of those that are not
+        "acked", flat.
         """
         answers: list[SettlementAnswer] = ["acked"] * len(self._settlements)
-        for number, answer in zip(unlike[::2], unlike[1::2], strict=True):
-            answers[self._plain[number - 1]] = cast("SettlementAnswer", answer.decode())
-        for position, answer in zip(self._rows, rows, strict=True):
-            answers[position] = cast("SettlementAnswer", answer.decode())
+        for position, answer in zip(unlike[::2], unlike[1::2], strict=True):
+            answers[position - 1] = cast("SettlementAnswer", answer.decode())
         return answers
 
 

@@ -6,16 +6,9 @@
 --
 -- Answers how many chunks are left.
 
-local topics, order, stored, own_ids, expires = left_copies.take()
-local drafts = {}
-if topics then
-    for n = 1, #order do
-        if order[n] < 0 then
-            drafts[n] = left_copies.decode(n, stored, own_ids)
-        end
-    end
-    intake.accept_batch(topics, order, stored, drafts, own_ids, false, { expires = expires,
-        are_left = true })
+local drafts, expires = left_copies.take()
+if drafts then
+    intake.accept_all(drafts, false, { expires = expires, are_left = true })
 end
-save(next(drafts) ~= nil)
+save(putting.has_events())
 return shard.copying

@@ -2,70 +2,57 @@
 
 -- End leases, and publish messages with their acks.
 --
--- ARGV[3]: number, fence and cost of each plain ack, flat (packed)
--- ARGV[4]: the other settlements (packed), see settling.lua; of each: {number, fence, action,
---   delay, reason, error, cost, begun, random, position in the call, overload}
--- ARGV[5]: {position in the call, id, milliseconds until it expires} of each outcome, flat (packed)
--- ARGV[6]: "": nothing is published; else (packed) {version of the policies that the client has,
---   ids of the own policies that it knows by topic, topics of plain messages, whether a topic of
---   the messages has a backlog limit, or one of them a cost}
--- ARGV[7]: with ARGV[6]: of each published message and copy, flat (packed):
---   number of its row in ARGV[4], whether its body is too large, whether it is a copy;
+-- ARGV[3]: the settlements in their order, flat (packed): of a plain ack its number, fence and
+--   cost; any other one is a list, see settling.lua: {number, fence, action, delay, reason, error,
+--   cost, begun, random, overload}
+-- ARGV[4]: {position of the settlement, topic, id, milliseconds until it expires, whether the id
+--   was generated} of each outcome, flat (packed)
+-- ARGV[5]: "": nothing is published; else (packed) {version of the policies that the client has,
+--   ids of the own policies that it knows by topic, whether a topic of the messages has a backlog
+--   limit, or one of them a cost}
+-- ARGV[6]: with ARGV[5]: of each published message and copy, flat (packed):
+--   position of its settlement, whether its body is too large, whether it is a copy;
 --   two values: of a message that may have copies: how many follow, whether it is stored; of a
---     copy: after how many microseconds its subscription is unused, false; else false, false;
---   position of its topic in ARGV[6], -1: it is not plain; id of a plain one that has one
--- ARGV[8…]: the published messages; the outcomes are the last arguments
+--     copy: after how many microseconds its subscription is unused, false; else false, false
+-- ARGV[7…]: the published messages, as in put.lua; the outcomes are the last arguments
 --
--- Answers {{number of a plain ack that was not "acked", its answer, … flat}, {the answer of each
--- row of ARGV[4]}, the processor time of this call in microseconds, how many chunks of copies are
--- left if there are any}. {"stale", version} and {"own", …} as put.lua; {"too large", position},
--- {"impossible", …} and {"costs too much", …} as put.lua and {"refused", id, topic, …}: a published
--- message was not accepted. Then nothing was changed.
+-- Answers {{position of a settlement that was not "acked", its answer, … flat}, the processor time
+-- of this call in microseconds, how many chunks of copies are left if there are any}. {"stale",
+-- version} and {"own", …} as put.lua; {"too large", position}, {"impossible", …} and {"costs too
+-- much", …} as put.lua and {"refused", id, topic, …}: a published message was not accepted. Then
+-- nothing was changed.
 
-local settlements = values_of(ARGV[4])
-local impossible = publishing.read(settlements, ARGV[6], ARGV[7])
+local flat, at, has_rows = values_of(ARGV[3]), 1, false
+local mids, fences, settlements, plain_acks = {}, {}, {}, {}
+while flat[at] do
+    local place, each = #mids + 1, flat[at]
+    if type(each) == 'table' then
+        mids[place], fences[place], settlements[place], at = each[1], each[2], each, at + 1
+        has_rows = true
+    else
+        local cost = flat[at + 2]
+        mids[place], fences[place], at = each, flat[at + 1], at + 3
+        -- those of equal costs are one
+        plain_acks[cost] = plain_acks[cost] or { 0, 0, 'ack', false, false, false, cost, true, 1,
+            false }
+        settlements[place] = plain_acks[cost]
+    end
+end
+local impossible = publishing.read(mids, settlements, ARGV[5], ARGV[6])
 if impossible then
     return impossible
 end
-
-local outcomes, has_outcome_at = values_of(ARGV[5]), {}
+local outcomes = values_of(ARGV[4])
 for n = 1, #outcomes, 5 do
-    has_outcome_at[outcomes[n]] = true
-end
-for _, each in ipairs(settlements) do
-    each.has_outcome = has_outcome_at[each[10]]
-    each.reports_end = each.has_outcome
+    local each = settlements[outcomes[n]]
+    each.has_outcome, each.reports_end = true, true
 end
 publishing.mark(settlements)
-
--- The rows have their positions in the call; the plain acks are at the others, in their order.
-local acks = values_of(ARGV[3])
-local mids, fences, all, row_at, ack_at, plain_ack = {}, {}, {}, {}, {}, {}
-for n, each in ipairs(settlements) do
-    row_at[each[10]] = n
-end
-local ack = 1
-for place = 1, #acks / 3 + #settlements do
-    local row = settlements[row_at[place]]
-    if row then
-        mids[place], fences[place], all[place] = row[1], row[2], row
-    else
-        local cost = acks[ack + 2]
-        mids[place], fences[place] = acks[ack], acks[ack + 1]
-        -- those of equal costs are one
-        local found = plain_ack[cost] or { 0, 0, 'ack', false, false, false, cost, true, 1, 0,
-            false }
-        all[place], plain_ack[cost], ack_at[place], ack = found, found, (ack + 2) / 3, ack + 3
-    end
-end
-local words, ended = settling.settle_all(mids, fences, all)
-local answers, unlike = {}, {}
+local words, ended = settling.settle_all(mids, fences, settlements)
+local unlike = {}
 for place = 1, #words do
-    local word = words[place]
-    if row_at[place] then
-        answers[row_at[place]] = word
-    elseif word ~= 'acked' then
-        unlike[#unlike + 1], unlike[#unlike + 2] = ack_at[place], word
+    if words[place] ~= 'acked' then
+        unlike[#unlike + 1], unlike[#unlike + 2] = place, words[place]
     end
 end
 -- in a fixed order, because the first ones may use up what gates have to spare
@@ -83,9 +70,9 @@ for n = 1, #outcomes, 5 do
             ARGV[#ARGV - (#outcomes - n - 4) / 5], outcomes[n + 3], outcomes[n + 4])
     end
 end
-local refused = publishing.put(answers)
+local refused = publishing.put(words)
 if refused then
     return refused
 end
-save(#settlements > 0) -- plain acks create no event
-return { unlike, answers, call_us(), shard.copying > 0 and shard.copying or nil }
+save(has_rows) -- plain acks create no event
+return { unlike, call_us(), shard.copying > 0 and shard.copying or nil }

@@ -5,7 +5,8 @@
 -- bytes of its body, whether a copy has a backlog limit or a cost}. One that is not stored is sent
 -- without its body. `copied.expires`: by the position of a copy: after how many microseconds its
 -- subscription is unused. `copied.first_left`: from which position copies are left, see
--- left_copies.lua; nil: none is. `copied.are_left`: the call has nothing but copies that were left.
+-- left_copies.lua; nil: none is. `copied.name`: the id that the left ones get, if a settlement
+-- publishes them. `copied.are_left`: the call has nothing but copies that were left.
 --
 -- uses: policies, tallies, lanes, plain, messages, ids, merging, backlog
 
@@ -94,6 +95,10 @@ local copies = part(function(copies)
         return false
     end
 
+    local function is_known(draft)
+        return draft.id and ids.is_known(draft.topic, draft.id, draft.generated_mid)
+    end
+
     -- Whether the draft would join a waiting message.
     local function joins(draft, policy)
         local waiting = draft.mkey and merging.waiting_one(draft.topic, draft.mkey)
@@ -104,8 +109,7 @@ local copies = part(function(copies)
     -- Why a copy refuses its message; nil: it does not.
     local function refusal(draft)
         local policy = policies.of(draft.topic)
-        if joins(draft, policy) or (draft.id and ids.is_known(draft.topic,
-            draft.id, draft.generated_mid)) then
+        if joins(draft, policy) or is_known(draft) then
             return nil
         end
         local limit = backlog.refuses_copy(draft.topic, policy, draft.size)
@@ -115,8 +119,8 @@ local copies = part(function(copies)
     -- The refusal of the first copy between two positions that refuses its message; nil: none does.
     local function refusal_of_any(first, last_one, copied, drafts)
         for at = first, last_one do
-            local policy = drafts[at] and policies.of(drafts[at].topic)
-            local refused = policy and (policy.max_backlog or policy.max_backlog_bytes)
+            local policy = policies.of(drafts[at].topic)
+            local refused = (policy.max_backlog or policy.max_backlog_bytes)
                 and not is_unused(at, copied, drafts) and refusal(drafts[at])
             if refused then
                 return refused
@@ -124,9 +128,9 @@ local copies = part(function(copies)
         end
     end
 
-    local function decide(n, copied, topic, id, generated_mid, drafts)
+    local function decide(n, copied, drafts)
         local count, is_stored, size, has_limits = unpack(copied[n])
-        if is_stored and id and ids.is_known(topic, id, generated_mid) then
+        if is_stored and is_known(drafts[n]) then
             return { 'duplicate' }
         end
         local refused = has_limits and refusal_of_any(n + 1, n + count, copied, drafts)
@@ -138,15 +142,9 @@ local copies = part(function(copies)
         return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]) } or nil
     end
 
-    -- The position of the last copy of the message that was answered last, if all of them are
-    -- accepted, as most are; else 0.
-    function copies.accepted_to(copied)
-        return not verdict and next(copied.expires) == nil and last or 0
-    end
-
     -- The answer of a message (or copy) that needs not be accepted; nil: it has to be. `refused`:
     -- why it is refused before anything else is decided.
-    function copies.answer(n, copied, topic, id, generated_mid, drafts, refused)
+    function copies.answer(n, copied, drafts, refused)
         if n <= last then
             return verdict or (is_unused(n, copied, drafts) and { 'unused' }) or nil
         end
@@ -155,13 +153,14 @@ local copies = part(function(copies)
             return refused
         end
         last = n + copied[n][1]
-        verdict = verdict or decide(n, copied, topic, id, generated_mid, drafts)
+        verdict = verdict or decide(n, copied, drafts)
         if verdict or copied[n][2] then
             return verdict
         elseif has_used(n, copied, drafts) then
             return { 'copied' }
         end
         shard.published, shard.removed = shard.published + 1, shard.removed + 1
+        local topic = drafts[n].topic
         tallies.count_unrouted(topic, tier_of(policies.of(topic)))
         return { 'unrouted' }
     end
@@ -184,12 +183,9 @@ local copies = part(function(copies)
 
     -- Whether one of the copies before those that are left is surely accepted. It has the receipt
     -- of a message that is not stored itself.
-    function copies.has_accepted(copied, topics, order, drafts, own_ids)
-        for n = 2, copied.first_left - 1 do
-            local draft = drafts[n]
-            local id = draft and draft.id or own_ids[n]
-            if not copied.expires[n] and not (draft and draft.mkey) and not (id and ids.is_known(
-                draft and draft.topic or topics[order[n]], id, draft and draft.generated_mid)) then
+    function copies.has_accepted(first_left, drafts, copied)
+        for n = 2, first_left - 1 do
+            if not (copied.expires[n] or drafts[n].mkey or is_known(drafts[n])) then
                 return true
             end
         end

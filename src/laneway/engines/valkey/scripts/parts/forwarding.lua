@@ -72,33 +72,29 @@ local forwarding = part(function(forwarding)
         end
     end
 
-    -- As intake.accept_batch, for the messages that were not taken. `names`: the keys of all
-    -- messages, see `forwarded_key` in naming.py; a copy has that of its message.
-    function forwarding.accept_batch(spool, batch, names, topics, order, stored, drafts, own_ids,
-        copied)
+    -- As intake.accept_all, for the messages that were not taken. `names`: the keys of all of them,
+    -- see `forwarded_key` in naming.py; a copy has that of its message.
+    function forwarding.accept_batch(spool, batch, names, drafts, copied)
         local before, is_taken = taken_of(spool, batch)
         local taken = { before }
-        local left, answers = {}, {}
-        local left_order, left_stored, left_drafts, left_ids = {}, {}, {}, {}
+        local left, left_drafts, answers = {}, {}, {}
         local left_copied = copied and { expires = {}, first_left = copied.first_left }
-        for n = 1, #order do
+        for n = 1, #drafts do
             if is_taken[names[n]] then
                 answers[n] = { 'duplicate' }
             else
                 local place = #left + 1
-                left[place], left_order[place], left_stored[place] = n, order[n], stored[n]
-                left_drafts[place], left_ids[place] = drafts[n], own_ids[n] or false
+                left[place], left_drafts[place] = n, drafts[n]
                 if copied then
                     left_copied[place] = copied[n]
                     left_copied.expires[place] = copied.expires[n]
                 end
             end
         end
-        if copied and #left < #order then
+        if copied and #left < #drafts then
             left_copied.first_left = nil -- others have come meanwhile
         end
-        local found = intake.accept_batch(topics, left_order, left_stored, left_drafts, left_ids,
-            true, left_copied)
+        local found = intake.accept_all(left_drafts, true, left_copied)
         for place, n in ipairs(left) do
             local answer = found[place]
             answers[n] = answer

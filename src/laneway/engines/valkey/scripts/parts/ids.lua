@@ -87,22 +87,6 @@ ids = part(function(ids)
         end
     end
 
-    -- From now on an id names the message of this number. False, and nothing is changed: the id is
-    -- known. One command looks and sets, where nothing else of the topic's ids was read.
-    function ids.claim(topic, id, number)
-        local name = of(topic)
-        if not held_keys[name] and run('HSETNX', name, id, number) == 1 then
-            if is_generated(id) then
-                writes.set_field(keys.aliases, id, topic)
-            end
-        elseif ids.is_known(topic, id) then
-            return false
-        else
-            ids.set(topic, id, number)
-        end
-        return true
-    end
-
     -- From now on an id names a message that it joined.
     function ids.join(record, id)
         record.joined = record.joined + 1

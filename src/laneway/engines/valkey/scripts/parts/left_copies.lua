@@ -14,114 +14,74 @@
 local left_copies = part(function(left_copies)
     -- What a copy takes, about, and the most that a call, or a chunk, has.
     local RICH, PLAIN, MOST = 6, 1, 400
+    local LEFT = { 'left' } -- the answer of a copy that `finish_copies` puts
 
-    -- The position from which the copies of a call may be left; nil: all are put.
-    function left_copies.first(order, copied)
+    -- The position from which the copies of a call may be left; nil: all are put. Also whether they
+    -- need not be decoded: no limit may refuse one, and none may be for an unused subscription.
+    function left_copies.first(drafts, copied)
         local work = 0
-        if copied and copied[1] and copied[1][1] == #order - 1 and #order * RICH > MOST then
-            for n = 1, #order do
-                work = work + (order[n] < 0 and RICH or PLAIN)
+        if copied and copied[1] and copied[1][1] == #drafts - 1 and #drafts * RICH > MOST then
+            for n = 1, #drafts do
+                work = work + (drafts[n].is_plain and PLAIN or RICH)
                 if work > MOST then
-                    return n
+                    return n, not copied[1][4] and next(copied.expires) == nil
                 end
             end
         end
     end
 
-    -- Whether those that are left need to be decoded: a limit may refuse one, or one may be for an
-    -- unused subscription.
-    function left_copies.are_checked(copied)
-        return copied[1][4] or next(copied.expires) ~= nil
-    end
-
-    -- The draft of a copy at a position, with the id that it is to get, if there is one.
-    function left_copies.decode(n, stored, own_ids)
-        local draft = putting.decode(stored[n])
-        if own_ids[n] then
-            putting.name(draft, own_ids[n])
-            own_ids[n] = false
+    -- Decode a draft. It gets the id that it is to have, if there is one.
+    function left_copies.decode(draft, id)
+        putting.decode(draft)
+        if id then
+            putting.name(draft, id)
         end
         return draft
     end
 
     -- Leave copies from this position on. Not if the receipt of the message may depend on them:
     -- then they are decoded.
-    function left_copies.choose(first, copied, topics, order, stored, drafts, own_ids)
-        copied.first_left = first
-        if copied[1][2] or copies.has_accepted(copied, topics, order, drafts, own_ids) then
+    function left_copies.choose(first, drafts, copied)
+        if copied[1][2] or copies.has_accepted(first, drafts, copied) then
+            copied.first_left = first
             return
         end
-        copied.first_left = nil
-        for n = first, #order do
-            if order[n] < 0 and not drafts[n] then
-                drafts[n] = left_copies.decode(n, stored, own_ids)
-            end
+        for n = first, #drafts do
+            left_copies.decode(drafts[n], copied.name)
         end
     end
 
-    -- The drafts and the topics of plain messages before a position.
-    function left_copies.before(first, topics, order, drafts)
-        local its_drafts, its_topics = {}, {}
-        for n = 1, first - 1 do
-            its_drafts[n] = drafts[n]
-            for place = #its_topics + 1, order[n] do
-                its_topics[place] = topics[place]
+    -- Leave the copies from a position on, and add their answers.
+    function left_copies.keep(first, drafts, copied, answers)
+        local chunks, stored, expires, work = {}, {}, {}, 0
+        for n = first, #drafts do
+            local draft, place = drafts[n], #stored + 1
+            stored[place], expires[place] = draft.stored, copied.expires[n]
+            answers[n] = LEFT
+            work = work + (draft.is_plain and PLAIN or RICH)
+            if work > MOST - RICH or n == #drafts then
+                chunks[#chunks + 1] = packed(stored, copied.name or false, expires)
+                stored, expires, work = {}, {}, 0
             end
-        end
-        return its_drafts, its_topics
-    end
-
-    local function new_chunk()
-        return { topics = {}, places = {}, order = {}, stored = {}, own_ids = {}, expires = {} }
-    end
-
-    -- Leave the copies from a position on, as intake.accept_batch knows them. `stored`: "" of those
-    -- that differ from their drafts; `own_ids`: also the ids that drafts are to get.
-    function left_copies.keep(first, topics, order, stored, drafts, own_ids, copied)
-        local chunk, work, packed_ones = new_chunk(), 0, {}
-        local function close()
-            packed_ones[#packed_ones + 1] = packed(chunk.topics, chunk.order, chunk.stored,
-                chunk.own_ids, chunk.expires)
-            chunk, work = new_chunk(), 0
-        end
-        for n = first, #order do
-            local position, place = order[n], #chunk.order + 1
-            if position < 0 then
-                chunk.order[place] = position
-                chunk.stored[place] = stored[n] ~= '' and stored[n] or putting.encode(drafts[n])
-            else
-                local topic = topics[position]
-                if not chunk.places[topic] then
-                    chunk.topics[#chunk.topics + 1] = topic
-                    chunk.places[topic] = #chunk.topics
-                end
-                chunk.order[place], chunk.stored[place] = chunk.places[topic], stored[n]
-            end
-            chunk.own_ids[place] = own_ids[n] or false
-            chunk.expires[place] = copied.expires[n]
-            work = work + (position < 0 and RICH or PLAIN)
-            if work > MOST - RICH then
-                close()
-            end
-        end
-        if work > 0 then
-            close()
         end
         call('DEL', keys.copying) -- of a call that failed before its counters were written
-        run_many('RPUSH', keys.copying, packed_ones, 1)
-        shard.copying = #packed_ones
+        run_many('RPUSH', keys.copying, chunks, 1)
+        shard.copying = #chunks
     end
 
-    -- Take the next chunk: what intake.accept_batch takes, and times in which subscriptions are
-    -- unused; nil: there is none. If a call fails, its chunk is lost, rather than each later call
-    -- of the shard.
+    -- Take the next chunk: drafts, and times in which subscriptions are unused; nil: there is none.
+    -- If a call fails, its chunk is lost, rather than each later call of the shard.
     function left_copies.take()
-        local stored = call('LPOP', keys.copying)
-        if not stored then
+        local chunk, drafts = call('LPOP', keys.copying), {}
+        if not chunk then
             shard.copying = 0
             return nil
         end
         shard.copying = shard.copying - 1
-        return values_of(stored)
+        local stored, name, expires = values_of(chunk)
+        for n = 1, #stored do
+            drafts[n] = left_copies.decode(putting.read(stored[n]), name)
+        end
+        return drafts, expires
     end
 end)

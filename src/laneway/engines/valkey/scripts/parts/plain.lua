@@ -1,6 +1,8 @@
 -- The plain messages of a lane, in the order of their arrival: the first are in a list of numbers,
 -- the last few in the lane's record (`latest`), from where they move to the list together. Most
 -- lanes never need the list, and a command for each message would be the largest cost.
+--
+-- uses: lanes
 
 local plain = part(function(plain)
     local NAMES = 4096
@@ -8,12 +10,14 @@ local plain = part(function(plain)
     local names, count, prefix = {}, 0, nil
     -- lanes with more messages (`arrived`) than their records have room for
     local arrivals = {}
+    -- numbers and records that are not written yet, flat, and how those end: the time of the call
+    local records, stamp = {}, ''
 
     local function reset() -- there are some after a call that ended in an error
         for _, lane in ipairs(arrivals) do
             lane.arrived = false
         end
-        arrivals = {}
+        arrivals, records = {}, {}
     end
 
     local function list_of(number)
@@ -47,9 +51,17 @@ local plain = part(function(plain)
         lane.listed, lane.latest = lane.listed + #mids, ''
     end
 
-    -- Append to the lane; call `plain.write` before the list is read.
-    function plain.append(lane, mid)
-        local mids = lane.arrived
+    -- Append a message to the lane. `record`: without the time.
+    function plain.append(lane, mid, record, size)
+        local mids, place = lane.arrived, #records
+        if place == 0 then
+            at_next_begin(reset)
+            stamp = sortable(shard.now)
+        end
+        records[place + 1], records[place + 2] = mid, record .. stamp
+        lane.bytes, shard.bytes, shard.waiting = lane.bytes + size, shard.bytes + size,
+            shard.waiting + 1
+        lanes.touch(lane)
         if mids then
             mids[#mids + 1] = mid
         -- Lanes that get the same messages, as those of subscriptions, must not all be full at the
@@ -57,29 +69,29 @@ local plain = part(function(plain)
         elseif #lane.latest < 7 * (INLINE - lane.number % 8) then
             lane.latest = lane.latest .. sortable(mid)
         else
-            if not arrivals[1] then
-                at_next_begin(reset)
-            end
             lane.arrived = { mid }
             arrivals[#arrivals + 1] = lane
         end
         lane.ready = lane.ready + 1
     end
 
+    -- Write what was appended.
     function plain.write()
-        for n = 1, #arrivals do
-            local lane = arrivals[n]
-            move_to_list(lane, lane.arrived)
-            lane.arrived = false
-        end
-        if arrivals[1] then
-            arrivals = {}
+        if records[1] then
+            call_many('HSET', keys.m, records, 2)
+            for n = 1, #arrivals do
+                local lane = arrivals[n]
+                move_to_list(lane, lane.arrived)
+                lane.arrived = false
+            end
+            arrivals, records = {}, {}
         end
     end
 
     -- Return the first numbers, and leave them in the lane.
     function plain.peek(lane, most)
         local found = {}
+        plain.write()
         if lane.listed > 0 and most > 0 then
             found = call('LRANGE', list_of(lane.number), 0, most - 1)
             for n = 1, #found do

@@ -347,29 +347,17 @@ local policies = part(function(policies)
     end
 
     -- Clients have to know the fields that decide how a message is written: the body's limit, ttl,
-    -- serial, merge, backlog. `known`: the ids that the client has, by topic; `more_topics`: those
-    -- of other messages. Returns {topic, id or "", its record or ""} of each topic where the shard
-    -- has another one; nil: none.
-    function policies.unknown_to(known, plain_topics, drafts, more_topics)
+    -- serial, merge, backlog. `known`: the ids that the client has, by topic. Returns {topic, id or
+    -- "", its record or ""} of each topic of the drafts where the shard has another one; nil: none.
+    function policies.unknown_to(known, drafts)
         if shard.marked == 0 and next(known) == nil then
             return nil
         end
-        local topics, is_there, found = plain_topics, {}, {}
-        local function add(topic)
+        local topics, is_there, found = {}, {}, {}
+        for n = 1, #drafts do
+            local topic = drafts[n].topic
             if not is_there[topic] then
                 topics[#topics + 1], is_there[topic] = topic, true
-            end
-        end
-        if next(drafts) ~= nil or more_topics and more_topics[1] then
-            topics = {}
-            for n = 1, #plain_topics do
-                topics[n], is_there[plain_topics[n]] = plain_topics[n], true
-            end
-            for _, draft in pairs(drafts) do
-                add(draft.topic)
-            end
-            for n = 1, more_topics and #more_topics or 0 do
-                add(more_topics[n])
             end
         end
         policies.load(topics)

@@ -17,9 +17,8 @@ local settling = part(function(settling)
     -- list, which is slow to search.
     local REST_LEAST = 54
     local SPACES = '                                                      '
-    -- of a settlement: {number, fence, action, delay, reason, error, cost, begun, random, position,
-    -- overload}
-    local ACTION, DELAY, REASON, FAILURE, COST, BEGUN, RANDOM, OVERLOAD = 3, 4, 5, 6, 7, 8, 9, 11
+    -- of a settlement: {number, fence, action, delay, reason, error, cost, begun, random, overload}
+    local ACTION, DELAY, REASON, FAILURE, COST, BEGUN, RANDOM, OVERLOAD = 3, 4, 5, 6, 7, 8, 9, 10
     local BRIEF_BYTES = 300
     local UNHANDLED_FIRST, UNHANDLED_MAX = 5 * SECOND, 300 * SECOND
 
