@@ -7,6 +7,7 @@ import contextvars
 import logging
 import threading
 import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -319,6 +320,39 @@ def test_a_returned_coroutine_is_a_failure(app: Laneway) -> None:
     app.publish("n")
     assert app.run_worker(burst=True).died == 1
     assert "async def" in (app.topic("n").dead_letters()[0].error or "")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_returned_generator_is_a_failure(app: Laneway, *, is_async: bool) -> None:
+    """Nothing of its work was done: an ack would lose the message."""
+    app.policy("n", retries=0)
+
+    def work() -> Iterator[None]:
+        yield
+
+    async def work_async() -> AsyncIterator[None]:
+        yield
+
+    @app.handler("n")
+    def handle(_: Message) -> object:
+        return work_async() if is_async else work()
+
+    app.publish("n")
+    assert app.run_worker(burst=True).died == 1
+    assert "returned a generator" in (app.topic("n").dead_letters()[0].error or "")
+
+
+def test_a_generator_function_is_no_handler(app: Laneway) -> None:
+    def work(_: object) -> Iterator[None]:
+        yield
+
+    async def work_async(_: object) -> AsyncIterator[None]:
+        yield
+
+    for function in (work, work_async):
+        for declare in (app.handler("n"), app.handler("n", batch=5), app.task, app.task()):
+            with pytest.raises(UsageError, match="remove the yield"):
+                declare(function)
 
 
 def test_a_body_that_cannot_be_decoded_is_a_dead_letter(app: Laneway) -> None:

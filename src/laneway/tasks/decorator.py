@@ -9,7 +9,7 @@ from laneway.errors import UsageError
 from laneway.policy import FIELDS, PolicyOptions
 from laneway.tasks.options import TaskOptions
 from laneway.tasks.task import Task
-from laneway.working.handler import Isolation, check_importable
+from laneway.working.handler import Isolation, check_importable, refuse_generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -72,6 +72,7 @@ class TaskDecorator:
     def __call__(self, function: Callable[P, Any]) -> Any:
         """Make the function a task. Raises UsageError, BadPolicy."""
         name = getattr(function, "__qualname__", function)
+        refuse_generator(f"task {name}", function)
         if self._options.isolation == "process":
             check_importable(f"task {name}", function)
         injected = self._runtime.handlers.lifespans.inject(f"task {name}", function)

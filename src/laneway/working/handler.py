@@ -239,10 +239,20 @@ def check_importable(where: str, function: Callable[..., Any]) -> None:
         )
 
 
+def refuse_generator(where: str, function: Callable[..., Any]) -> None:
+    """Raise UsageError for a generator function: a call of it runs nothing of its body."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(
+            f'{where}: a function with "yield" does nothing when it is called; remove the yield'
+        )
+
+
 def _check_parameters(handler: Handler) -> None:
     """
-    Raise UsageError if the handler's function cannot be called with one argument, the message.
+    Raise UsageError if the handler's function cannot be called with one argument, the message, or
+    if such a call does nothing.
     """
+    refuse_generator(f"handler {handler.name}", handler.function)
     try:
         signature = inspect.signature(handler.function)
     except (TypeError, ValueError):  # a function in C without a signature

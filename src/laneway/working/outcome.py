@@ -119,15 +119,20 @@ def _with_delay(
     return settlement
 
 
-def unawaited_coroutine(handler: str, returned: Any) -> TypeError | None:
+def work_not_done(handler: str, returned: Any) -> TypeError | None:
     """
-    The error of a handler that returned a coroutine: its work was never done. Else None.
+    The error of a handler that returned a coroutine or a generator: its work was never done. Else
+    None.
     """
     if issubclass(type(returned), types.CoroutineType):
         with contextlib.suppress(Exception):
             returned.close()
         return TypeError(
             f'handler {handler} returned a coroutine that is never awaited; write it as "async def"'
+        )
+    if issubclass(type(returned), (types.GeneratorType, types.AsyncGeneratorType)):
+        return TypeError(
+            f"handler {handler} returned a generator that nobody runs; call list() on it"
         )
     return None
 

@@ -55,7 +55,7 @@ from laneway.working.outcome import (
     dead_letter_for_fault,
     release,
     settlement_for,
-    unawaited_coroutine,
+    work_not_done,
 )
 from laneway.working.outcome_log import OutcomeLog
 from laneway.working.reserves import Reserves
@@ -851,7 +851,7 @@ class Worker:
             self._ack(unit, cost_us)  # most messages: the short way
         else:
             if returned is not None and error is None:
-                error = unawaited_coroutine(unit.handler.name, returned)
+                error = work_not_done(unit.handler.name, returned)
             self._conclude(unit, error, cost_us, returned)
 
     def _is_plain_ack(self, unit: WorkerDelivery) -> bool:
