@@ -1,5 +1,6 @@
 """Leases that an engine object delivered and has cached, while others write to the file."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -152,3 +153,16 @@ def test_a_message_whose_ttl_ends_is_not_leased_with_those_beside_it(tmp_path: P
         assert [each.body for each in one.lease(9, now_us=NOW + 5).leases] == [b"2"]
         events = one._store.connection.execute("SELECT a FROM event WHERE kind = ?", (EXPIRES,))
         assert events.fetchall() == []
+
+
+def test_a_lease_of_many_topics_leaves_little_to_the_garbage_collector(tmp_path: Path) -> None:
+    """What it decided for each lane is freed at its end, not collected among all lanes later."""
+    with closing(open_engine(f"sqlite:///{tmp_path}/x.db", Settings())) as engine:
+        engine.put([Draft(f"t{n}", b"x") for n in range(500)])
+        gc.collect()
+        gc.disable()
+        try:
+            assert len(engine.lease(500).leases) == 500
+            assert gc.collect() < 250
+        finally:
+            gc.enable()

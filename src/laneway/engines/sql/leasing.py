@@ -674,8 +674,7 @@ class _Plan:
     ) -> None:
         for share, tier_queue in tier_queues:
             if share == "strict":
-                candidates = _Candidates(self, tier_queue.number, room)
-                room -= self._serve(candidates, tier_queue, room)
+                room -= self._serve(_Candidates(self, tier_queue.number, room), tier_queue, room)
                 if self.withheld:
                     return
         shared = {queue.tier: float(share) for share, queue in tier_queues if share != "strict"}
@@ -720,6 +719,7 @@ class _Plan:
                     taken[name] += number
         for name, kept in fairness.carries(shared, carry, taken, shares.keys() - waits).items():
             queues[name].carry = kept
+        self._shared = {}  # they have this plan: else only the garbage collector ends its visits
 
     def lets_others_go_first(self, line: GateLine, lane: Lane) -> bool:
         """
