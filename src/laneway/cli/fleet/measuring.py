@@ -83,13 +83,9 @@ def runs(engine: str, rule: str, scale: float) -> list[Run]:
     if rule != "plain":
         ruled = [run._replace(rule=rule) for run in usual]
         return [*usual, *ruled] if engine == "valkey" else ruled
-    small = Run("plain", 10, few)
-    few_in_a_batch = small._replace(messages=few // 4, batch=BATCH // 10)
-    return [
-        *(*usual, small, few_in_a_batch),
-        few_in_a_batch._replace(topics=few // 4),
-        Run("plain", many, many, shards=shards),
-    ]
+    # Below 64 rows PostgreSQL is sent each column whole, so these calls have many messages, too.
+    small_calls = [Run("plain", topics, few // 2, BATCH // 4) for topics in (few // 20, few // 2)]
+    return [*usual, Run("plain", 10, few), *small_calls, Run("plain", many, many, shards=shards)]
 
 
 class Place:
@@ -283,7 +279,6 @@ class Measurement:
                 self.engine.tick()
             while self.engine.overview().topics:  # it may read all lanes
                 self.engine.tick()
-        self.place.clean()
 
     @contextlib.contextmanager
     def _counted(
@@ -395,6 +390,8 @@ def measure_once(measured: Sequence[Measurement]) -> None:
     time.sleep(1.1)  # until an idle topic may be forgotten
     for each in measured:
         each.forget()
+    for place in {each.place for each in measured}:
+        place.clean()
 
 
 def measure(engine: str, command: str, *, scale: float = 1.0, rounds: int = 3) -> EngineCosts:
