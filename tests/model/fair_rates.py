@@ -16,9 +16,6 @@ from typing import Literal
 ROUNDS = 15
 """Most rounds until rates that depend on each other stay the same."""
 
-STEPS = 40
-"""Bisections of a limit's level."""
-
 SAME = 1e-6
 """Relative difference of rates that count as equal."""
 
@@ -292,29 +289,19 @@ def _limits(system: System, strict_use: float) -> Iterable[_Limit]:
 
 
 def _highest(amount: Callable[[float], float], most: float) -> float:
-    """
-    The highest level whose amount, which grows with the level, is at most that.
-
-    By regula falsi; the Illinois variant halves the weight of an end that stays.
-    """
+    """The highest level whose amount, which grows with the level, is at most that."""
+    if most <= 0:
+        return 0.0
     if amount(inf) <= most:
         return inf
     low, high = 0.0, 1.0
     while amount(high) < most:
         low, high = high, high * 2
-    below, above = amount(low) - most, amount(high) - most
-    for _ in range(STEPS):
-        if high - low <= EXACT * high:
-            break
-        middle = low + (high - low) * (-below / (above - below))
-        found = amount(middle) - most
-        if abs(found) <= EXACT * most:
-            return middle
-        if found < 0:
-            low, below, above = middle, found, above / 2
-        else:
-            high, above, below = middle, found, below / 2
-    return low
+    while high - low > EXACT * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if amount(middle) < most else (low, middle)
+    below, above = amount(low), amount(high)
+    return high if below == above else low + (high - low) * (most - below) / (above - below)
 
 
 def _entries(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.fairness.cases import draw_case
 from tests.model.fair_rates import Gate, Group, System, Tier, Topic, fair_rates
 
 SPECIFICATION = Path(__file__).parents[2] / "docs" / "specification.md"
@@ -150,3 +151,10 @@ def test_limits_that_disagree() -> None:
     tiers = {"high": Tier(5), "low": Tier(1)}
     found = fair_rates(System(topics, 1, {"A": Gate(rate=20)}, tiers=tiers))
     assert found == pytest.approx({"t": 20 / 6, "u": 20 / 6}, rel=1e-2)
+
+
+def test_a_topic_without_limits_uses_the_slots_that_are_left() -> None:
+    """The rates of many topics depend on each other here."""
+    system = draw_case(222).system
+    used = sum(fair_rates(system)[topic.name] * topic.seconds for topic in system.topics)
+    assert used == pytest.approx(system.slots)
