@@ -58,8 +58,9 @@ class Gates:
     def _gate_room(self, name: str, lane: Lane) -> int:
         """How many deliveries of the lane the gate admits now."""
         gate, limits = self.gates[name], self.gates[name].limits
-        need = gate.need if self.now < gate.held_until else 0
-        is_holder = need > 0 and gate.holder == lane.number
+        need = gate.need if self._is_kept_from(gate, lane) else 0
+        is_holder = self.now < gate.held_until and gate.holder == lane.number
+        need = gate.need if is_holder else need
         room = 1 << 30
         if limits.rate is not None:
             clock = (gate.tat, self.now, limits.rate, limits.effective_burst)
@@ -72,6 +73,16 @@ class Gates:
             kept = 1 if need and not is_holder else 0
             room = min(room, gate.concurrency - gate.leased - kept)
         return max(room, 0)
+
+    def _is_kept_from(self, gate: GateState, lane: Lane) -> bool:
+        """
+        Whether something is held there for another lane, which this one does not precede. At the
+        gate where it waits the holder is first.
+        """
+        if self.now >= gate.held_until or gate.holder == lane.number:
+            return False
+        is_here = lane.place == "at_gate" and lane.gate == gate.name
+        return is_here or self._turn(lane, gate.name) >= gate.held_turn
 
     def _has_spare(self, name: str) -> bool:
         """
@@ -146,6 +157,7 @@ class Gates:
     def _hold(self, gate: GateState, lane: Lane, need: int, for_us: int) -> None:
         """Keep so many permits, or a slot, for the lane."""
         gate.holder, gate.need, gate.held_until = lane.number, need, self.now + for_us
+        gate.held_turn = self._turn(lane, gate.name)
         self._set_gate_wake(gate)
 
     def _end_holds(self, lane: Lane) -> None:

@@ -216,6 +216,7 @@ class GateState:
     holder: int = 0  # the number of the lane that it is held for
     need: int = 0  # the permits that are held
     held_until: int = 0
+    held_turn: int = 0  # the holder's turn there
     owes: int = 1  # the cost of its last delivery
     claimed: int = 0  # lanes that are runnable because it has spare, about
     flow: Flow | None = None  # of a topic whose partitions share a concurrency that adapts

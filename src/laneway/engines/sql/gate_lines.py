@@ -136,7 +136,7 @@ class GateLines:
             return False
         for_us = gate.interval() // gates.POOL_PART
         if for_us:
-            gate.hold(tx.now, first.lane, 1, for_us)
+            gate.hold(tx.now, first.lane, gate_order.entry_turn(tx, first, gate), 1, for_us)
             tx.pools_to_notify.add(queues[other.tier_queue].pool)
         return for_us > 0
 

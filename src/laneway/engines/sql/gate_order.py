@@ -75,6 +75,22 @@ def group_turn(tx: Transaction, lane: Lane, group: GroupQueue, gate: GateState) 
     return max(tx.groups.turn(group, gate.name).turn, _lower_bound(lane, gate.turn))
 
 
+def entry_turn(tx: Transaction, lane: Lane, gate: GateState) -> int:
+    """The virtual time at a gate of the lane, or of its group."""
+    group = group_at(tx, lane, gate.name)
+    return lane_turn(tx, lane, None, gate) if group is None else group_turn(tx, lane, group, gate)
+
+
+def room(tx: Transaction, lane: Lane, gate: GateState) -> int:
+    """
+    How many deliveries of the lane the gate admits. What is held for another lane is not kept from
+    one that precedes it in the order of the gate, and waits elsewhere.
+    """
+    is_here = lane.place == AT_GATE and lane.gate == gate.name
+    precedes = not is_here and gate.is_held(tx.now) and entry_turn(tx, lane, gate) < gate.held_turn
+    return gate.room(tx.now, lane.lane, precedes=precedes)
+
+
 def lane_turn(tx: Transaction, lane: Lane, group: GroupQueue | None, gate: GateState) -> int:
     """The lane's virtual time at a gate, or inside its group there."""
     reached = gate.turn if group is None else tx.groups.turn(group, gate.name).inner
@@ -93,7 +109,7 @@ def arrive(tx: Transaction, lane: Lane, key: str) -> None:
     """The lane comes to these gates, and waits at one that is shut, else at one without spare."""
     states = tx.gates_in(key)
     lane.gates = key if len(states) > 1 else None
-    shut = (state for state in states if not state.room(tx.now, lane.lane))
+    shut = (state for state in states if not room(tx, lane, state))
     tight = (state for state in states if not state.has_spare(tx.now, state.claimed))
     wait_at(tx, lane, next(shut, None) or next(tight, states[0]))
 
@@ -154,7 +170,7 @@ def move(
     `GateState.hold_for`.
     """
     now, number = tx.now, lane.lane
-    elsewhere = next((state for state in blocked if state.room(now, number)), None)
+    elsewhere = next((state for state in blocked if room(tx, lane, state)), None)
     if elsewhere is not None:  # it is not its turn there
         _go(tx, lane, elsewhere)
         return
@@ -162,7 +178,7 @@ def move(
     to = max(blocked, key=lambda state: waits[state.name])
     for state in tx.gates_in(lane.gates_key):
         if state is not to and (state.name not in waits or is_turn(lane, state)):
-            state.hold_for(now, number, waits[to.name], cost)
+            state.hold_for(now, number, entry_turn(tx, lane, state), waits[to.name], cost)
             tx.touch_gate(state)
     _go(tx, lane, to)
 
@@ -181,14 +197,14 @@ def wait_for_permits(
     now, number = tx.now, lane.lane
     to = max(short, key=lambda state: state.time_to_open(now, number, cost))
     if not to.is_held(now) or to.holder == number or to.need < cost:
-        to.hold(now, number, cost, gates.HOLD_US)
+        to.hold(now, number, entry_turn(tx, lane, to), cost, gates.HOLD_US)
         tx.touch_gate(to)
     if not lane.gates_key:
         return
     wait = to.time_to_open(now, number, cost)
     for state in states:
         if state is not to:
-            state.hold_for(now, number, wait, cost)
+            state.hold_for(now, number, entry_turn(tx, lane, state), wait, cost)
             tx.touch_gate(state)
     _go(tx, lane, to)
 

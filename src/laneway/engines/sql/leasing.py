@@ -185,7 +185,7 @@ def can_deliver(tx: Transaction, lane: Lane) -> bool:
     if lane.forgotten:
         return False
     if lane.place == AT_GATE:
-        return all(state.room(tx.now, lane.lane) for state in tx.gates_in(lane.gates_key))
+        return all(gate_order.room(tx, lane, state) for state in tx.gates_in(lane.gates_key))
     return lane.place == RUNNABLE
 
 
@@ -1034,7 +1034,7 @@ class _Plan:
         here = lane.gate if lane.place == AT_GATE else None
         admitted, blocked = UNLIMITED, []
         for state in gates:
-            room = state.room(tx.now, lane.lane)
+            room = gate_order.room(tx, lane, state)
             admitted = min(admitted, room)
             if not room or (
                 in_order

@@ -458,9 +458,9 @@ class GateState(msgspec.Struct, gc=False):
     A row of `gate`, with the limits in force.
 
     `turn`: the virtual time there of the entry that was served last. `mean`: of the time between a
-    lease and its end. `holder`, `need`, `held_until`: see `room`. `owes`: the cost of its last
-    delivery, if above 1. `waiting`: how many lanes at gates go through it.
-    `claimed`: see `gates.has_spare`.
+    lease and its end. `holder`, `need`, `held_until`: see `room`; `held_turn`: the turn of the
+    holder. `owes`: the cost of its last delivery, if above 1. `waiting`: how many lanes at gates go
+    through it. `claimed`: see `gates.has_spare`.
     `granted`: this store's part of the gate, where the namespace has several. `whole`: the
     limits of the gate, `limits`: those of this store, and `here` these without what adapts. `flow`:
     of a topic whose concurrency adapts, from its first delivery on.
@@ -485,6 +485,7 @@ class GateState(msgspec.Struct, gc=False):
     holder: int = 0
     waiting: int = 0
     claimed: int = 0
+    held_turn: int = 0
     granted: str | None = None
     has_new_grant: bool = False
     whole: Gate = Gate()
@@ -545,10 +546,13 @@ class GateState(msgspec.Struct, gc=False):
         """Whether something is held for the lane `holder`."""
         return now < self.held_until
 
-    def room(self, now: int, lane: int = 0) -> int:
-        """How many deliveries of a lane it admits now, see `gates.room`."""
-        kept = self.need if now < self.held_until else 0
-        is_holder = kept > 0 and self.holder == lane
+    def room(self, now: int, lane: int = 0, *, precedes: bool = False) -> int:
+        """
+        How many deliveries of a lane it admits now, see `gates.room`. `precedes`: nothing is kept
+        from it.
+        """
+        is_holder = now < self.held_until and self.holder == lane
+        kept = self.need if now < self.held_until and (is_holder or not precedes) else 0
         return gates.room(
             self.limits, self.tat, self.leased, now, self.owes, kept, is_holder=is_holder
         )
@@ -612,11 +616,11 @@ class GateState(msgspec.Struct, gc=False):
         tat = gates.rebase(limits, self.tat, now, self.owes)
         return tat, limits.rate, limits.effective_burst
 
-    def hold(self, now: int, lane: int, need: int, for_us: int) -> None:
-        """Keep so many permits, or a slot, for the lane."""
-        self.holder, self.need, self.held_until = lane, need, now + for_us
+    def hold(self, now: int, lane: int, turn: int, need: int, for_us: int) -> None:
+        """Keep so many permits, or a slot, for the lane, whose turn here is this."""
+        self.holder, self.need, self.held_until, self.held_turn = lane, need, now + for_us, turn
 
-    def hold_for(self, now: int, lane: int, wait: int, need: int = 1) -> None:
+    def hold_for(self, now: int, lane: int, turn: int, wait: int, need: int = 1) -> None:
         """
         Keep permits, or a slot, for the lane while it waits for another gate, if that opens within
         a part of the time of this delivery through this one: so little is lost. Or if others can
@@ -632,7 +636,7 @@ class GateState(msgspec.Struct, gc=False):
         for_us = gates.HOLD_US if is_free else min(3 * wait + gates.LATE_US, gates.HOLD_US)
         if is_holder:  # it may need more permits
             need, for_us = max(need, self.need), max(for_us, self.held_until - now)
-        self.hold(now, lane, need, for_us)
+        self.hold(now, lane, turn, need, for_us)
 
     def end_hold(self, lane: int) -> bool:
         """End what is held for the lane; answers whether something was."""

@@ -134,7 +134,8 @@ CREATE TABLE gate (
     mean        INTEGER NOT NULL DEFAULT 0,  -- length of a lease, microseconds
     holder      INTEGER NOT NULL DEFAULT 0,  -- the lane that `need` is held for
     waiting     INTEGER NOT NULL DEFAULT 0,  -- lanes at gates that go through it
-    claimed     INTEGER NOT NULL DEFAULT 0   -- lanes that are runnable because it has spare, about
+    claimed     INTEGER NOT NULL DEFAULT 0,  -- lanes that are runnable because it has spare, about
+    held_turn   INTEGER NOT NULL DEFAULT 0   -- the holder's turn
 ) WITHOUT ROWID;
 CREATE INDEX gate_timer ON gate (wake) WHERE wake IS NOT NULL;
 

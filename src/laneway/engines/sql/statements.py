@@ -79,7 +79,7 @@ _COLUMNS = {
     + ", m.topic IS NOT NULL OR m.mkey IS NOT NULL"
     " OR m.attempts + m.deliveries + m.suspect + m.joined + m.parts + m.sticky > 0",
     "gate": "name, code, operator, tat, leased, open, wake, need, held_until, owes, flow, turn,"
-    " mean, holder, waiting, claimed,"
+    " mean, holder, waiting, claimed, held_turn,"
     f" (SELECT s.value FROM setting s WHERE s.name = '{GRANT}' || gate.name)",
 }
 

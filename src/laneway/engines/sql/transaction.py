@@ -1213,6 +1213,7 @@ class Transaction(Statements):
                 gate.holder,
                 gate.waiting,
                 gate.claimed,
+                gate.held_turn,
             )
             self.shard.expect_wake(gate.wake)
         self._dirty_gates.clear()

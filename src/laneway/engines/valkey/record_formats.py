@@ -39,7 +39,7 @@ from laneway.subscriptions import FIELD, split
 from laneway.tiers import TierLayers
 from laneway.topic_groups import GROUP
 
-LAYOUT = 24
+LAYOUT = 25
 """That of 0.1.0, the first version whose namespaces are kept."""
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
@@ -877,6 +877,7 @@ class GateRecord(msgspec.Struct, array_like=True):
     holder: int = 0
     holder_name: str = ""
     claimed: int = 0
+    held_turn: int = 0
     listed: Any = None
 
     @property

@@ -169,6 +169,28 @@ def test_a_slot_of_a_gate_is_not_kept_for_a_tier_that_is_not_due(driver: EngineD
     check(driver, {"high": 143, "low": 57, "free": 200}, default=2)
 
 
+def test_permits_that_are_kept_for_a_high_cost_are_not_kept_from_earlier_turns(
+    driver: EngineDriver,
+) -> None:
+    """
+    A topic that another gate keeps below its part takes its permits at once, although they are
+    kept for a topic whose messages cost ten.
+    """
+    if driver.engine.capabilities.shards > 1:
+        pytest.skip("the slot moves between shards")
+    a_gate(driver, "A", concurrency=1)
+    a_gate(driver, "B", rate=20, burst=20)
+    driver.policy("a", gate="A")
+    driver.policy("b", gate="B", weight=0.1)
+    driver.policy("ab", gate=["A", "B"])
+    driver.put("b", *["10"] * 50, headers={COST: "10"})
+    for topic in ("a", "ab"):
+        driver.put(topic, *map(str, range(300)))
+    counts = Handlers(driver, {"default": 5}).run(SECONDS)
+    assert min(counts["a"], counts["ab"]) >= 80, counts
+    assert counts["b"] >= 8, counts
+
+
 def test_pools_at_one_gate(driver: EngineDriver) -> None:
     """Topics of two pools, each with its own workers, have equal parts of a gate."""
     a_gate(driver, "A", rate=10)

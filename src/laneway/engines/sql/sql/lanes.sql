@@ -123,13 +123,13 @@ SELECT {gate} FROM gate WHERE name < {char}(28) OR name >= {char}(29) ORDER BY n
 
 -- name: gate_write
 INSERT INTO gate (name, code, operator, tat, leased, open, wake, need, held_until, owes, flow, turn,
-    mean, holder, waiting, claimed)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    mean, holder, waiting, claimed, held_turn)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (name) DO UPDATE SET code = excluded.code, operator = excluded.operator,
         tat = excluded.tat, leased = excluded.leased, open = excluded.open, wake = excluded.wake,
         need = excluded.need, held_until = excluded.held_until, owes = excluded.owes,
         flow = excluded.flow, turn = excluded.turn, mean = excluded.mean, holder = excluded.holder,
-        waiting = excluded.waiting, claimed = excluded.claimed;
+        waiting = excluded.waiting, claimed = excluded.claimed, held_turn = excluded.held_turn;
 
 -- name: gate_delete
 DELETE FROM gate WHERE name = ?;

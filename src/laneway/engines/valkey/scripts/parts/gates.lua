@@ -10,9 +10,9 @@
 --
 -- `turn`: the virtual time there of the entry that was served last; `mean`: the moving mean of the
 -- time between a lease and its end, 0: unknown. `holder`, `holder_name`: the number and name of the
--- lane for which `need` permits, or a slot, are held until `held_until`; `owes`: the cost of the
--- last delivery, 0 if it was 1. `claimed`: about how many lanes are runnable because the gate has
--- spare. `listed`: by tier queue, the group in whose heads it is.
+-- lane for which `need` permits, or a slot, are held until `held_until`, `held_turn`: its turn
+-- there; `owes`: the cost of the last delivery, 0 if it was 1. `claimed`: about how many lanes are
+-- runnable because the gate has spare. `listed`: by tier queue, the group in whose heads it is.
 --
 -- `grant`: this shard's part of the gate, if there are several shards; the sum of all grants never
 -- exceeds the gate's limits.
@@ -33,9 +33,10 @@ local lanes -- defined in lanes.lua, which uses gates
 
 local gates = part(function(gates)
     local FIELDS = { 'code', 'operator', 'tat', 'leased', 'is_open', 'wake', 'grant', 'need',
-        'held_until', 'owes', 'flow', 'turn', 'mean', 'holder', 'holder_name', 'claimed', 'listed' }
+        'held_until', 'owes', 'flow', 'turn', 'mean', 'holder', 'holder_name', 'claimed',
+        'held_turn', 'listed' }
     local FLOW = 11 -- its place
-    local NEW = { false, false, 0, 0, true, 0, false, 0, 0, 0, false, 0, 0, 0, '', 0, false }
+    local NEW = { false, false, 0, 0, true, 0, false, 0, 0, 0, false, 0, 0, 0, '', 0, 0, false }
     local IN_USE = 1000000 -- for how long a gate is in use after a delivery
     local known, changed, moved, by_key = {}, {}, {}, {}
     -- leases that have ended: {position in the call, gate, for how long it was held}
@@ -282,8 +283,12 @@ local gates = part(function(gates)
     end
 
     -- How many deliveries the gate admits now, of the lane that it is held for or of another one.
-    local function room_of(gate, is_holder)
-        local room, need = 2 ^ 30, shard.now < gate.held_until and gate.need or 0
+    -- `precedes`: nothing is kept from it.
+    local function room_of(gate, is_holder, precedes)
+        local room, need = 2 ^ 30, 0
+        if shard.now < gate.held_until and (is_holder or not precedes) then
+            need = gate.need
+        end
         if gate.rate then
             local tat = tat_of(gate)
             room = fairness.permits(tat, shard.now, gate.step, gate.depth)
@@ -333,18 +338,11 @@ local gates = part(function(gates)
         return true
     end
 
-    -- How many deliveries of the lane the gate (false: not defined) admits now.
-    function gates.room_of(gate, lane)
-        return gate and room_of(gate, gate.holder == lane.number) or 0
-    end
-
-    -- How many deliveries of the lane all gates of a key admit now.
-    function gates.room(name, lane)
-        local room = 2 ^ 30
-        for _, gate in ipairs(of_key(name)) do
-            room = min(room, gates.room_of(gate, lane))
-        end
-        return room
+    -- How many deliveries of the lane the gate (false: not defined) admits now. `turn`: its turn
+    -- there if it waits elsewhere; what is held for a later turn is not kept from it.
+    function gates.room_of(gate, lane, turn)
+        return gate and room_of(gate, gate.holder == lane.number, turn and turn < gate.held_turn)
+            or 0
     end
 
     -- Microseconds until the gate is expected to admit a delivery of the lane that uses `need`
@@ -399,10 +397,10 @@ local gates = part(function(gates)
         return gate.rate and not gate.concurrency and kept + max(gate.owes, 1) <= gate.burst
     end
 
-    -- Keep so many permits, or a slot, for the lane.
-    function gates.hold(gate, lane, need, for_us)
-        gate.holder, gate.holder_name, gate.need, gate.held_until = lane.number, lane.name, need,
-            shard.now + for_us
+    -- Keep so many permits, or a slot, for the lane, whose turn there is this.
+    function gates.hold(gate, lane, turn, need, for_us)
+        gate.holder, gate.holder_name, gate.need, gate.held_until, gate.held_turn = lane.number,
+            lane.name, need, shard.now + for_us, turn
         gate.is_held_again, changed[gate] = true, true
     end
 

@@ -701,7 +701,7 @@ lanes = part(function(lanes)
             if (place == RUNNABLE or lane.place ~= RUNNABLE) and lane.tier_queue > 0 then
                 lane.vt = max(lane.vt, tier_queue.vt) -- sleeping and waiting earn no credit
             end
-            if gate == '' or gates.room(gate, lane) > 0 then
+            if gate == '' or turns.room(lane, gate) > 0 then
                 pools_to_notify[tier_queue.pool] = true
             end
         end
@@ -714,8 +714,8 @@ lanes = part(function(lanes)
     end
 
     function lanes.can_deliver(lane)
-        return lane.place == RUNNABLE or (lane.place == AT_GATE and gates.room(turns.of(lane).key,
-            lane) > 0)
+        return lane.place == RUNNABLE or (lane.place == AT_GATE and turns.room(lane,
+            turns.of(lane).key) > 0)
     end
 
     -- The name of the gate where the lane waits; nil: at none.

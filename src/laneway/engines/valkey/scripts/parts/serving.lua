@@ -556,7 +556,7 @@ local serving = part(function(serving)
     -- another one.
     local function is_turn(lane, gate)
         local entry, inner = turns.entry(lane, gate.name), turns.inner(lane, gate)
-        local turn = entry.is_group and turns.of_group(entry, lane, gate) or inner
+        local turn = turns.of_entry(lane, gate)
         local its_queue = tier_queues[lane.tier_queue]
         for number = 1, #tier_queues do
             local other = tier_queues[number]
@@ -788,7 +788,7 @@ local serving = part(function(serving)
         end
         local for_us = floor(gates.interval(gate, 1) / POOL_PART)
         if for_us > 0 then
-            gates.hold(gate, first, 1, for_us)
+            gates.hold(gate, first, turns.of_entry(first, gate), 1, for_us)
             pools_to_notify[tier_queues[first.tier_queue].pool] = true
         end
         return for_us > 0
@@ -1055,7 +1055,7 @@ local serving = part(function(serving)
         local lane = given.lane
         local here, blocked, is_open_here, least = lanes.waits_at(lane), nil, true, math.huge
         for _, gate in ipairs(gates.of_key(key_of_gates)) do
-            local room = gates.room_of(gate, lane)
+            local room = turns.room_of(lane, gate)
             if not gate then -- the store lost it
                 return 0
             elseif room == 0 or (in_order and gate.name ~= here and not gates.has_spare(gate, 0)

@@ -67,7 +67,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 24
+local LAYOUT = 25
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record

@@ -154,6 +154,29 @@ local turns = part(function(turns)
             lower_bound(lane, group and groups.at(group, gate.name).inner or gate.turn))
     end
 
+    -- The turn of the lane, or of its group, if the lane came to the gate now.
+    function turns.of_entry(lane, gate)
+        local group = group_at(lane, gate.name)
+        return group and turns.of_group(group, lane, gate) or turns.inner(lane, gate)
+    end
+
+    -- How many deliveries of the lane the gate (false: not defined) admits now. What is held for
+    -- another lane is not kept from one that precedes it and waits elsewhere.
+    function turns.room_of(lane, gate)
+        local is_elsewhere = gate and shard.now < gate.held_until and turns.of(lane).waits
+            ~= gate.name
+        return gates.room_of(gate, lane, is_elsewhere and turns.of_entry(lane, gate) or nil)
+    end
+
+    -- How many deliveries of the lane all gates of a key admit now.
+    function turns.room(lane, key_of_gates)
+        local room = 2 ^ 30
+        for _, gate in ipairs(gates.of_key(key_of_gates)) do
+            room = min(room, turns.room_of(lane, gate))
+        end
+        return room
+    end
+
     -- The lane waits at no gate from now on.
     function turns.leave(lane)
         local found = turns.of(lane)
@@ -198,7 +221,7 @@ local turns = part(function(turns)
         first = tight or first
         if not is_there and first then
             for _, gate in ipairs(gates.of_key(key_of_gates)) do
-                if gate and gates.room_of(gate, lane) == 0 then
+                if gate and turns.room_of(lane, gate) == 0 then
                     first = gate.name
                     break
                 end
@@ -232,7 +255,7 @@ local turns = part(function(turns)
             if is_holder then -- it may need more permits
                 need, for_us = max(need, gate.need), max(for_us, gate.held_until - shard.now)
             end
-            gates.hold(gate, lane, need, for_us)
+            gates.hold(gate, lane, turns.of_entry(lane, gate), need, for_us)
         end
     end
 
@@ -263,14 +286,14 @@ local turns = part(function(turns)
     -- it is its turn by `is_turn`, what its next message of that cost needs is held for it.
     function turns.move(lane, blocked, is_turn, cost)
         for _, gate in ipairs(blocked) do
-            if gates.room_of(gate, lane) > 0 then -- it is not its turn there
+            if turns.room_of(lane, gate) > 0 then -- it is not its turn there
                 turns.come(lane, gate.name)
                 return
             end
         end
         local last, wait = last_to_open(lane, blocked, cost)
         for _, gate in ipairs(others(lane, last)) do
-            if gates.room_of(gate, lane) > 0 or is_turn(lane, gate) then
+            if turns.room_of(lane, gate) > 0 or is_turn(lane, gate) then
                 hold_for(lane, gate, wait, cost)
             end
         end
@@ -282,7 +305,7 @@ local turns = part(function(turns)
     function turns.wait_for_permits(lane, short, cost)
         local last = last_to_open(lane, short, cost)
         if shard.now >= last.held_until or last.holder == lane.number or last.need < cost then
-            gates.hold(last, lane, cost, HELD_FOR)
+            gates.hold(last, lane, turns.of_entry(lane, last), cost, HELD_FOR)
         end
         if turns.of(lane).waits then
             local wait = gates.time_to_open(last, lane, cost)
