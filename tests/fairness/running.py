@@ -44,10 +44,15 @@ def _url(engine: str, folder: str) -> str:
     return f"{server().url}?shards={shards or 1}&timeout=60"
 
 
-def run_case(seed: int, engine: str) -> Judgment:
+def simulated(seed: int, engine: str) -> Simulation:
     """Run the case with this seed."""
     case = draw_case(seed)
     with opened(engine, case) as one:
         simulation = Simulation(case, one, ENGINES[engine])
         simulation.run()
-    return judge(simulation)
+    return simulation
+
+
+def run_case(seed: int, engine: str) -> Judgment:
+    """Run and judge the case with this seed."""
+    return judge(simulated(seed, engine))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fairness.judging import MAY_MISS, MAY_MISS_SHARDED
-from tests.fairness.running import ENGINES, run_case
+from tests.fairness.running import ENGINES, run_case, simulated
 from tests.seeds import seed_for
 
 pytestmark = pytest.mark.timeout(1800)
@@ -67,3 +67,13 @@ def test_a_lease_ends_if_a_lane_goes_from_gate_to_gate(engine: str) -> None:
 def test_what_a_tier_got_at_a_gate_is_no_debt(engine: str) -> None:
     """While gates limit the other tiers, `low` gets more than its share, and owes them nothing."""
     assert not any(verdict.is_starved for verdict in run_case(704, engine).verdicts)
+
+
+@pytest.mark.parametrize("seed", [92, 97])
+@pytest.mark.parametrize("engine", ["sqlite", "valkey"])
+def test_a_gate_where_a_hold_has_changed_is_looked_at_again(engine: str, seed: int) -> None:
+    """
+    A call serves what the model serves: in 92 it passed over a gate that kept fewer permits after
+    another lane took the hold over, in 97 a gate whose first lane had gone to another one.
+    """
+    assert simulated(seed, engine).deliveries == simulated(seed, "model").deliveries

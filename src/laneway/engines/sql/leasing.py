@@ -355,17 +355,14 @@ class _Candidates:
         if gate.name in self._lines:
             heapq.heappush(self._heads, (ANYWHERE, gate.name))
 
-    @property
-    def has_shut(self) -> bool:
-        """Whether gates admitted nothing when they were seen."""
-        return bool(self._shut)
-
     def look_at(self, gates: Iterable[GateState]) -> None:
-        """These gates may admit again what they did not admit."""
+        """These gates may admit what they did not admit before, because less is held there."""
         for gate in gates:
             if gate.name in self._shut:
                 self._shut.discard(gate.name)
                 heapq.heappush(self._heads, (ANYWHERE, gate.name))
+            elif not gate.open and gate.name not in self._lines:
+                self.add_line(gate)
 
     def look_at_all(self) -> None:
         self._heads = [(ANYWHERE, name) for name in self._lines]
@@ -373,9 +370,10 @@ class _Candidates:
 
     def _first_line(self, before: Lane | GroupQueue | None) -> tuple[Place, GateLine] | None:
         """
-        The gate whose first lane is served next, and its position; None: it is behind this entry.
-        In the heap a gate has the position at which it was seen last. That only grows, unless a
-        lane comes there, so the first one that is still right is the first of all.
+        Take the gate whose first lane is served next out of the heap, and return its position;
+        None: it is behind this entry. In the heap a gate has the position at which it was seen
+        last. That only grows, unless it is visited or a lane comes there, so the first one that is
+        still right is the first of all.
         """
         heads, now, aside = self._heads, self._tx.now, []
         found = None
@@ -402,6 +400,7 @@ class _Candidates:
             elif self._plan.lines.waits_for_pool(line, lane):
                 aside.append(heapq.heappop(heads))
             else:
+                heapq.heappop(heads)
                 found = place, line
         for each in aside:
             heapq.heappush(heads, each)
@@ -542,8 +541,13 @@ class _Candidates:
         """What is served next, or None: a lane or group, or a gate, which stays."""
         entry = self.peek()
         line = self._first_line(entry) if self._heads or self._more_gates else None
-        if line is not None and (entry is None or self._is_before(line[0], entry)):
-            return line[1]
+        if line is not None:
+            position, at_gate = line
+            is_next = entry is None or self._is_before(position, entry)
+            place = ANYWHERE if is_next else position
+            heapq.heappush(self._heads, (place, at_gate.gate.name))
+            if is_next:
+                return at_gate
         if entry is not None:
             heapq.heappop(self._heap)
             self._entries -= 1
@@ -847,8 +851,7 @@ class _Plan:
             line.add(lane)
         else:
             self.lines.left_out.add(lane.lane)
-        if candidates.has_shut:
-            candidates.look_at(tx.gates_in(lane.gates_key))
+        candidates.look_at(tx.gates_in(lane.gates_key))
         if got and group is not None:
             before = tier_queue.vt
             group.vt = max(group.vt, before - self._credit(lane, tier_queue))

@@ -1221,7 +1221,11 @@ local serving = part(function(serving)
             if moves <= 2 * #gates.of_key(found.key) then
                 calls.left_out[lane] = nil
             end
-            list_gate(line, queue_of(gates.find(found.waits), tier_queue))
+            for _, gate in ipairs(gates.of_key(found.key)) do
+                if gate and (gate.name == found.waits or not gate.is_open) then
+                    list_gate(line, queue_of(gate, tier_queue)) -- less may be held there
+                end
+            end
         end
         count_at(queue_of(gates.find(found.waits), tier_queue), lane, true)
         list_gate(line, queue)
