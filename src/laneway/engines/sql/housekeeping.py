@@ -78,24 +78,21 @@ def _events(tx: Transaction, budget: int) -> None:
 
 def _apply(tx: Transaction, page: list[Any], left: int) -> int:
     """
-    Apply events in their order; stop early where a new event may come between them. Returns how
-    many messages and leases were changed.
+    Apply events in their order; stop early where a new event comes between them. Returns how many
+    messages and leases were changed.
     """
     done = 0
+    tx.events.first_new = (NONE,)
     _load(tx, page)
     with_leases = _batches_with_leases(tx, page)
     for at, kind, a, b in page:
-        if done >= left:
+        if done >= left or tx.events.first_new < (at, kind, a):
             break
         if tx.events.is_deleted(at, kind, a):
             continue  # by an earlier event: the message expired before it was due
         tx.events.delete(at, kind, a)
         if kind == LEASES_END:
-            if a in with_leases:
-                ended, next_deadline = settling.expire_leases(tx, a, b, at, left - done)
-                done += ended
-                if next_deadline is not None and next_deadline <= tx.now:
-                    break
+            done += settling.expire_leases(tx, a, b, at, left - done) if a in with_leases else 0
             continue
         done += 1
         if kind == DUE:

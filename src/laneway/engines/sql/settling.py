@@ -723,12 +723,10 @@ def _suspect(tx: Transaction, lane: Lane, held: Held, row: Row) -> None:
     _wait_again(tx, lane, row, None)
 
 
-def expire_leases(
-    tx: Transaction, first: int, last: int, at: int, most: int
-) -> tuple[int, int | None]:
+def expire_leases(tx: Transaction, first: int, last: int, at: int, most: int) -> int:
     """
     End the leases of a batch (fences `first` to `last`) whose deadline is at most `at`, and move
-    the batch's event to its next deadline. Returns how many leases ended, and that deadline.
+    the batch's event to its next deadline. Returns how many leases ended.
     """
     over = [Held(*row) for row in tx.all("leases_ended", first, last, at, most)]
     tx.load_numbers({held.lane for held in over if not held.gone})
@@ -741,4 +739,4 @@ def expire_leases(
     (deadline,) = tx.one("leases_next_deadline", first, last)
     if deadline is not None:
         tx.events.put((deadline, LEASES_END, first), last)
-    return len(over), deadline
+    return len(over)

@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgspec
 
 from laneway.engines.shared.states import PARKED, READY
-from laneway.engines.sql.rows import Row, Shard
+from laneway.engines.sql.rows import NONE, Row, Shard
 from laneway.engines.sql.statements import Statements
 
 Key = tuple[Any, ...]
@@ -239,9 +239,12 @@ class EventTable(Table):
     def __init__(self, statements: Statements, shard: Shard) -> None:
         super().__init__(statements, "event", 3, write="event_insert", delete="event_delete")
         self._shard = shard
+        self.first_new: Key = (NONE,)
+        """The first one that was put since housekeeping has read a page of them."""
 
     def put(self, key: Key, *values: Any) -> None:
         self._shard.first_event = min(self._shard.first_event, key[0])
+        self.first_new = min(self.first_new, key)
         super().put(key, *values)
 
 

@@ -309,7 +309,7 @@ class Transaction(Statements):
         return IdentTable(self).timed_by(self.shard, 2)
 
     @cached_property
-    def events(self) -> Table:
+    def events(self) -> EventTable:
         """(time, kind, message or first fence) → (last fence or 0,)."""
         return EventTable(self, self.shard)
 

@@ -144,3 +144,18 @@ def test_merge_into_a_message_of_the_same_call(driver: EngineDriver) -> None:
     assert driver.bodies() == ["last"]
     driver.settle(leases, "ack")
     assert driver.bodies() == ["2"]
+
+
+def test_what_expires_together_keeps_its_order_if_a_lease_ends_before(driver: EngineDriver) -> None:
+    """
+    Late housekeeping ends a lease first; the message takes the time of the one that joins it, and
+    comes before a later message of the same time.
+    """
+    driver.policy("a", merge="last", lease=1)
+    (first,) = driver.put("a", "1", key="k")
+    assert driver.bodies() == ["1"]
+    driver.put("a", "2", key="k", ttl_us=5 * SECOND)
+    (last,) = driver.put("a", "3", key="o", ttl_us=5 * SECOND)
+    driver.later(10)
+    driver.engine.tick(now_us=driver.now)
+    assert [view.id for _, view in driver.engine.dead_list("a")] == [first.id, last.id]
