@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -52,6 +54,45 @@ def test_stacks(app: Laneway) -> None:
         assert app.engine.records("command") == []
         done.set()
         loops[0].call_soon_threadsafe(sleeps.set)
+
+
+STACKS_OF_A_THREAD_THAT_RETURNS = """
+import gc, threading
+from laneway.working.commands import stack_dump
+
+returns, returned = threading.Semaphore(0), threading.Semaphore(0)
+
+def call(depth):
+    if depth:
+        call(depth - 1)
+    returns.acquire()
+    returned.release()
+
+def return_once(phase, _):
+    if phase == "start":
+        returns.release()
+        returned.acquire(timeout=1)
+
+thread = threading.Thread(target=call, args=(40,), daemon=True)
+thread.start()
+gc.callbacks.append(return_once)
+gc.set_threshold(1)
+stack_dump([], None)
+gc.callbacks.clear()
+print("over")
+"""
+
+
+def test_stacks_while_garbage_is_collected() -> None:
+    """A collection of garbage lets other threads run; with it, Python 3.11 crashed here."""
+    done = subprocess.run(
+        [sys.executable, "-c", STACKS_OF_A_THREAD_THAT_RETURNS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("over\n", "", 0)
 
 
 @pytest.mark.usefixtures("quick_heartbeats")

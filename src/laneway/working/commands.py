@@ -9,6 +9,7 @@ A worker has one command at a time, and a record that nobody removes ends after 
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import traceback
@@ -87,9 +88,9 @@ def stack_dump(running: Iterable[WorkerDelivery], loop: asyncio.AbstractEventLoo
         *(f"  {lease.topic} {lease.id} (attempt {lease.attempt})" for lease in leases),
     ]
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in sys._current_frames().items():  # noqa: SLF001  # the only way to them
+    for ident, stack in _thread_stacks().items():
         parts.append(f"thread {names.get(ident, ident)}:")
-        parts.append("".join(traceback.format_stack(frame, MAX_FRAMES)).rstrip())
+        parts.append("".join(stack.format()).rstrip())
     tasks = [] if loop is None else _tasks(loop)
     for task in tasks[:MAX_TASKS]:
         parts.append(f"coroutine {task.get_name()}: {_name_of(task)}")
@@ -100,6 +101,24 @@ def stack_dump(running: Iterable[WorkerDelivery], loop: asyncio.AbstractEventLoo
     if len(tasks) > MAX_TASKS:
         parts.append(f"… and {len(tasks) - MAX_TASKS} more coroutines")
     return storable.clean("\n".join(parts), MAX_ANSWER)
+
+
+def _thread_stacks() -> dict[int, traceback.StackSummary]:
+    """
+    The stack of each thread, by its ident. Garbage collection pauses meanwhile: Python 3.11 may
+    start one while it looks up the caller of a frame, other threads may run during it, and if that
+    frame has returned by then, the process crashes.
+    """
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return {
+            ident: traceback.extract_stack(frame, MAX_FRAMES)
+            for ident, frame in sys._current_frames().items()  # noqa: SLF001  # the only way to them
+        }
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def _tasks(loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[object]]:
