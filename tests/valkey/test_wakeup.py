@@ -169,6 +169,15 @@ def test_waiting_ends_by_its_time(opened: Opened) -> None:
     listening(engine, 0)
 
 
+def test_a_wait_that_begins_while_the_engine_closes_ends(opened: Opened) -> None:
+    """Its listener is too new for `close` to wake it, and the connections are still open."""
+    engine = opened(server().url)
+    engine._wakeup.close()  # type: ignore[attr-defined]
+    waiter = Waiter(engine, 600.0)
+    waiter.join(30)
+    assert waiter.answer is False
+
+
 def test_many_idle_waiters_ask_nothing(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     They look every five seconds by themselves, each at its own moment: no more calls than that.

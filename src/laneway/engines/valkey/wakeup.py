@@ -477,12 +477,12 @@ class Wakeup:
 
     def close(self) -> None:
         """End all waits and close their channels."""
-        self.interrupt()
         with self._lock:
             self._closed = True  # the channels in use are closed by their waits
             for channel in self._idle:
                 channel.close()
             self._idle.clear()
+        self.interrupt()
 
     def take_notified(self) -> set[int]:
         """The shards that had something to lease when the last waits ended."""
@@ -538,7 +538,7 @@ class Wakeup:
         deadline = time.monotonic() + timeout
         before = self._interrupted
         with self._listener(pool, topics) as listener, interrupt.waking(listener.wake):
-            while self._interrupted == before and not interrupt.is_set:
+            while self._interrupted == before and not (interrupt.is_set or self._closed):
                 left = deadline - time.monotonic()
                 if listener.poll(left):
                     return True
