@@ -317,6 +317,7 @@ class _Candidates:
         page = self._page
         if len(names) > MANY_GATES:
             page = max(8, page // len(names))
+        self._tx.load_gates(names)
         for name in names:
             gate = self._tx.gate(name)
             if gate is not None:
@@ -1345,9 +1346,9 @@ class _Deliveries:
             reads.append(("heads", tx.array(numbers), ranks, positions, offset))
         for read in reads:
             tx.prefetch(*read)
-        for read in reads:
-            for row in tx.messages.adopt(tx.all(*read)):
-                rows[row.lane].append(row)
+        heads = [head for read in reads for head in tx.all(*read)]
+        for row in tx.messages.adopt(heads):
+            rows[row.lane].append(row)
         return rows
 
     def _delete_ready(self, rows: dict[int, list[Row]]) -> None:

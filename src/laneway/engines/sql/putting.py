@@ -274,12 +274,13 @@ class _Intake:
     def end(self) -> None:
         """Place the lanes that messages came to."""
         tx = self.tx
-        for lane in self._lanes.values():
-            # More ready messages do not change the place of a lane that had some. (A merge may have
-            # taken its last one.)
-            if lane.place == IDLE or not lane.ready:
-                tx.place(lane)
-                tx.has_arrivals = True
+        # More ready messages do not change the place of a lane that had some. (A merge may have
+        # taken its last one.)
+        arrived = [lane for lane in self._lanes.values() if lane.place == IDLE or not lane.ready]
+        tx.load_gates_of(arrived)
+        tx.has_arrivals |= bool(arrived)
+        for lane in arrived:
+            tx.place(lane)
 
     def lane(self, name: str, rule: str) -> Lane:
         """The lane of a message that is accepted."""

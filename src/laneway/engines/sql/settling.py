@@ -252,6 +252,7 @@ def _free_held(tx: Transaction, ended: list[tuple[Lane, Ended]]) -> None:
     """Free what the leases of these messages held: slots of gates and keys, and serial keys."""
     serial_keys: list[tuple[Lane, str]] = []
     slots: list[tuple[Lane, str]] = []
+    tx.load_gates({message.gate for _, message in ended if message.gate is not None})
     for lane, message in ended:
         if message.gate is not None:
             tx.free_gates(message.gate, tx.now - message.granted)

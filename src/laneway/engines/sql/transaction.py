@@ -699,9 +699,25 @@ class Transaction(Statements):
 
     def gate(self, name: str) -> GateState | None:
         if name not in self._gates:
-            row = self.one("gate_read", name)
-            self._gates[name] = GateState(*row) if row else None
+            self.load_gates([name])
         return self._gates[name]
+
+    def load_gates(self, keys: Iterable[str]) -> None:
+        """Read the gates of these keys, all in one statement."""
+        known = self._gates
+        names = (name for key in keys if key not in self._gates_in for name in gate_names(key))
+        wanted = [name for name in dict.fromkeys(names) if name not in known]
+        if len(wanted) == 1:
+            rows = self.all("gate_read", wanted[0])
+        else:
+            rows = self.all("gates_read", self.array(wanted)) if wanted else []
+        known.update(dict.fromkeys(wanted))
+        known.update((row[0], GateState(*row)) for row in rows)
+
+    def load_gates_of(self, lanes: Iterable[Lane]) -> None:
+        """Read the gates of these lanes, all in one statement."""
+        keys = (self.gate_of(lane, self.policy_of(lane)) for lane in lanes)
+        self.load_gates({key for key in keys if key is not None})
 
     def gate_of(self, lane: Lane, policy: Resolved) -> str | None:
         """

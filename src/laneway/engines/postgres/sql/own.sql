@@ -114,6 +114,10 @@ SELECT {group} FROM {array ?} j CROSS JOIN LATERAL (SELECT * FROM group_queue n
 SELECT {group} FROM group_queue g WHERE g.name = ? AND g.tier_queue = ?
     ORDER BY g.number DESC, g.epoch DESC LIMIT 1;
 
+-- name: gates_read
+SELECT {gate} FROM {array ?} j CROSS JOIN LATERAL (SELECT * FROM gate n WHERE n.name = j.value
+    ORDER BY n.epoch DESC LIMIT 1) gate;
+
 -- name: gates
 -- As the shared statement.
 WITH RECURSIVE each AS (

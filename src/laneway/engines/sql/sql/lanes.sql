@@ -117,6 +117,9 @@ SELECT EXISTS (SELECT 1 FROM lane
 -- name: gate_read
 SELECT {gate} FROM gate WHERE name = ?;
 
+-- name: gates_read
+SELECT {gate} FROM {array ?} j {join} gate ON gate.name = j.value;
+
 -- name: gates
 -- Without those of topics with partitions, which begin with U+001C.
 SELECT {gate} FROM gate WHERE name < {char}(28) OR name >= {char}(29) ORDER BY name;
