@@ -29,8 +29,8 @@ _ACK: dict[str, Any] = {"action": "ack"}
 
 class Rule(NamedTuple):
     """
-    A rule of all topics, and the maximum round trips of a put, a lease and a settlement under it, once
-    the statements are prepared.
+    A rule of all topics, and the maximum round trips of a put, a lease and a settlement under it,
+    once the statements are prepared.
     """
 
     trips: tuple[int, int, int]
