@@ -65,25 +65,25 @@ DELETE FROM lane WHERE {row} IN (SELECT {row} FROM lane WHERE place = 0 AND wake
 
 -- name: next_wake
 SELECT min(at) FROM (
-    SELECT (SELECT min(at) FROM event WHERE at >= ?1) AS at
-    UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 2 AND wake >= ?2)
-    UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 0 AND wake >= ?3)
-    UNION ALL SELECT (SELECT min(wake) FROM gate WHERE wake >= ?4)
-    UNION ALL SELECT (SELECT min(wake) FROM key_state WHERE wake >= ?4)
+    SELECT (SELECT at FROM event WHERE at >= ?1 ORDER BY at LIMIT 1) AS at
+    UNION ALL SELECT (SELECT wake FROM lane WHERE place = 2 AND wake >= ?2 ORDER BY wake LIMIT 1)
+    UNION ALL SELECT (SELECT wake FROM lane WHERE place = 0 AND wake >= ?3 ORDER BY wake LIMIT 1)
+    UNION ALL SELECT (SELECT wake FROM gate WHERE wake >= ?4 ORDER BY wake LIMIT 1)
+    UNION ALL SELECT (SELECT wake FROM key_state WHERE wake >= ?4 ORDER BY wake LIMIT 1)
 ) next;
 
 -- name: housekeeping_due
 -- When the first event is due, when the first lane that is asleep wakes, when the first idle one is
 -- forgotten, when the first key and gate wake and the first known id, window and result end. One
 -- statement instead of one for each kind.
-SELECT (SELECT min(at) FROM event WHERE at >= ?1),
-       (SELECT min(wake) FROM lane WHERE place = 2 AND wake >= ?2),
-       (SELECT min(wake) FROM lane WHERE place = 0 AND wake >= ?3),
-       (SELECT min(wake) FROM key_state WHERE wake >= ?4),
-       (SELECT min(wake) FROM gate WHERE wake >= ?4),
-       (SELECT min(until) FROM ident WHERE until >= ?4),
-       (SELECT min(until) FROM edge WHERE until >= ?4),
-       (SELECT min(until) FROM kept WHERE until >= ?4);
+SELECT (SELECT at FROM event WHERE at >= ?1 ORDER BY at LIMIT 1),
+       (SELECT wake FROM lane WHERE place = 2 AND wake >= ?2 ORDER BY wake LIMIT 1),
+       (SELECT wake FROM lane WHERE place = 0 AND wake >= ?3 ORDER BY wake LIMIT 1),
+       (SELECT wake FROM key_state WHERE wake >= ?4 ORDER BY wake LIMIT 1),
+       (SELECT wake FROM gate WHERE wake >= ?4 ORDER BY wake LIMIT 1),
+       (SELECT until FROM ident WHERE until >= ?4 ORDER BY until LIMIT 1),
+       (SELECT until FROM edge WHERE until >= ?4 ORDER BY until LIMIT 1),
+       (SELECT until FROM kept WHERE until >= ?4 ORDER BY until LIMIT 1);
 
 -- name: lane_shrink
 -- After acks that do not change the place of the lane.
