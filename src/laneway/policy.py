@@ -1618,7 +1618,8 @@ class Gate(msgspec.Struct, frozen=True):
     ) -> Gate:
         """Create a gate from checked arguments of `app.gate`. Raises BadPolicy."""
         try:
-            _word(name)
+            if "*" in _word(name):
+                raise _expected('the name of one gate, without "*"')(name)
             return Gate(
                 None if rate is None else units.rate(rate),
                 None if burst is None else _integer(1, 1_000_000)(burst),
@@ -1638,7 +1639,12 @@ class Gate(msgspec.Struct, frozen=True):
     ) -> Gate:
         """Create a topic group's settings from arguments of `app.topic_group`. Raises BadPolicy."""
         try:
-            if not isinstance(name, str) or not name or CONTROL.search(name):
+            if (
+                not isinstance(name, str)
+                or not name
+                or CONTROL.search(name)
+                or not is_unicode(name)
+            ):
                 raise _expected("a group's name")(name)
             if burst is not None and rate is None:
                 raise BadPolicy('"burst" has no meaning without "rate"; set both')

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from laneway.errors import BadPolicy
+from laneway.subscriptions import is_unicode
 
 log = logging.getLogger("laneway.engine")
 
@@ -99,7 +100,13 @@ def usual_default(names: Iterable[str]) -> str:
 
 def check_tier_name(name: object) -> str:
     """Return the name if it is valid for a tier. Raises BadPolicy."""
-    if not isinstance(name, str) or not name or len(name) > 100 or _CONTROL.search(name):
+    if (
+        not isinstance(name, str)
+        or not name
+        or len(name) > 100
+        or _CONTROL.search(name)
+        or not is_unicode(name)
+    ):
         raise BadPolicy(
             f"tier {name!r:.80}: expected a name of 1 to 100 characters without control characters"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import time
 from collections.abc import Iterator
@@ -431,3 +432,25 @@ def test_hooks_of_a_coroutine_may_be_coroutines(
 def test_no_class_of_tasks(app: Laneway) -> None:
     with pytest.raises(UsageError, match=r"a subclass of laneway.Task, got <class 'int'>"):
         app.task(base=int)  # type: ignore[arg-type]
+
+
+class Adder:
+    def __call__(self, a: int, b: int) -> int:
+        return a + b
+
+
+def test_functions_without_a_signature_or_a_name_are_refused(app: Laneway) -> None:
+    for builtin in (int, max, ValueError):
+        with pytest.raises(UsageError, match=r"task \w+: its parameters are not known"):
+            app.task(builtin)
+    for nameless in (Adder(), functools.partial(Adder(), 1)):
+        with pytest.raises(UsageError, match="expected name to be text, got None"):
+            app.task(nameless)
+
+
+def test_a_callable_object_and_a_partial_are_tasks_with_a_name(app: Laneway) -> None:
+    add = app.task(name="add")(Adder())
+    increment = app.task(name="increment")(functools.partial(Adder(), 1))
+    jobs = [add.delay(2, 3), increment.delay(4)]
+    assert app.run_worker(burst=True).acked == 2
+    assert [job.result for job in jobs] == [5, 5]

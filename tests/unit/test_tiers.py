@@ -8,6 +8,7 @@ import pytest
 
 from laneway import Laneway
 from laneway.errors import BadPolicy, UsageError
+from laneway.policy import Gate
 from laneway.tiers import Tier, TierLayers, Tiers, check_tiers, moves_lanes, share_text
 
 THREE = {"high": Tier(6), "mid": Tier(3), "low": Tier(1)}
@@ -114,6 +115,14 @@ def test_program_may_name_only_the_default_tier() -> None:
 def test_reserve_is_a_part_of_the_slots(reserve: Any) -> None:
     with pytest.raises(BadPolicy, match="tiers: a: expected reserve to be a part of each worker's"):
         check_tiers({"a": Tier(1, reserve=reserve)})
+
+
+def test_names_are_unicode() -> None:
+    """No store can keep half of a surrogate pair."""
+    with pytest.raises(BadPolicy, match=r"tier .*: expected a name of 1 to 100 characters"):
+        check_tiers({"\ud800": 1})
+    with pytest.raises(BadPolicy, match="expected a group's name"):
+        Gate.of_group("\ud800", 5, None, None, None)
 
 
 def test_stored_tiers_are_read_as_they_were() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from laneway.errors import BadMessage, Reject
+from laneway.errors import BadMessage, Reject, UsageError
 from laneway.tasks.converting import convert, is_known
 from laneway.tasks.request import Request
 from laneway.working.annotations import alternatives, annotations_of
@@ -33,7 +33,13 @@ class Binding:
 
     def __init__(self, task: str, function: Callable[..., Any], *, skips: bool) -> None:
         self._task = task
-        parameters = list(inspect.signature(function).parameters.values())
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):  # a function in C without a signature
+            raise UsageError(
+                f"task {task}: its parameters are not known, as those of many builtins; wrap it in"
+                " a function of your own"
+            ) from None
         hints = annotations_of(function)
         self.injected = [
             (place, each)

@@ -174,10 +174,10 @@ class RunnableTask:
         self, runtime: Runtime, function: Callable[..., Any], options: TaskOptions
     ) -> None:
         self.runtime = runtime
-        self.name = (
-            function.__qualname__
-            if options.name is None
-            else arguments.name("task", "name", options.name)
+        self.name = arguments.name(
+            "task",
+            "name",
+            getattr(function, "__qualname__", None) if options.name is None else options.name,
         )
         self.function = function
         serializers.check(self.name, options.serializer)
