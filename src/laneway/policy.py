@@ -1375,17 +1375,20 @@ class PolicyTable:
         merged = self._merge(self._sets_with(topic, own))
         return self._build(topic, merged, own_name=True)
 
-    def check(self, name: str, own: Layers | None = None) -> Resolved:
+    def check(self, name: str, own: Layers | None = None, *, as_stored: bool = False) -> Resolved:
         """
         Return the policy of a pattern, or of a topic with these layers of its own.
 
-        Raises BadPolicy if its fields contradict each other.
+        Raises BadPolicy for a tier that does not exist, too many subscriptions, and fields that
+        contradict each other, unless they come from another store (`as_stored`).
         """
         sets = self._sets_with(name, own) if own else self._sets(self.covering(name))
         merged = self._merge(sets)
         own_name = bool(sets) and not is_pattern(sets[0][0])
         policy = self._build(name, merged, own_name=own_name)
-        self._check_together(name, policy, merged, own_name=own_name)
+        self._check_known(name, policy, merged)
+        if not as_stored:
+            self._check_together(name, policy, merged, own_name=own_name)
         return policy
 
     def why(self, topic: str, own: Layers | None = None) -> dict[str, tuple[Any, str, str]]:
@@ -1473,6 +1476,23 @@ class PolicyTable:
         consumption = self.consumption(declared_by, found.name)
         return msgspec.structs.replace(found, kind=consumption[0]) if consumption else found
 
+    def _check_known(
+        self, name: str, policy: Resolved, merged: dict[str, tuple[Any, str, str]]
+    ) -> None:
+        """Raise BadPolicy for a tier that does not exist, and for too many subscriptions."""
+        tier, _, declared_by = merged.get("tier", (None, "", name))
+        if tier is not None and tier not in self.tiers:
+            raise BadPolicy(
+                f'policy {declared_by}: tier "{tier}" does not exist; the namespace has'
+                f" {', '.join(self.tiers)}"
+            )
+        if len(policy.subscriptions) > subscriptions.MAX_SUBSCRIPTIONS:
+            raise BadPolicy(
+                f"policy {name}: expected at most {subscriptions.MAX_SUBSCRIPTIONS:,} subscriptions"
+                f" of a topic, got {len(policy.subscriptions):,}; remove some, or let their readers"
+                " share one"
+            )
+
     def _check_together(
         self,
         name: str,
@@ -1486,18 +1506,6 @@ class PolicyTable:
         def refuse(field: str, text: str) -> BadPolicy:
             return BadPolicy(f"policy {merged[field][2] if field in merged else name}: {text}")
 
-        if "tier" in values and values["tier"] not in self.tiers:
-            raise refuse(
-                "tier",
-                f'tier "{values["tier"]}" does not exist; the namespace has'
-                f" {', '.join(self.tiers)}",
-            )
-        if len(policy.subscriptions) > subscriptions.MAX_SUBSCRIPTIONS:
-            raise BadPolicy(
-                f"policy {name}: expected at most {subscriptions.MAX_SUBSCRIPTIONS:,} subscriptions"
-                f" of a topic, got {len(policy.subscriptions):,}; remove some, or let their readers"
-                " share one"
-            )
         for field in ("min_concurrency", "max_concurrency"):
             if field in values and not policy.adapts:
                 raise refuse(

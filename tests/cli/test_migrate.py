@@ -49,6 +49,30 @@ def test_another_namespace_of_the_same_file_is_no_such_store(tmp_path: Path) -> 
     assert "1 message, " in run("migrate", url, url, "--to-namespace", "other")
 
 
+@pytest.mark.parametrize("target", ["new.db", "new?shards=4"])
+def test_a_topic_whose_fields_contradict_those_of_a_pattern_is_moved(
+    tmp_path: Path, target: str
+) -> None:
+    """A later change of the pattern left the topic's fields without effect; they are kept."""
+    old, new = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/{target}"
+    with Laneway(old) as app:
+        app.publish("push.acme", 1)
+        app.policy("mail.acme", serial="yield", partitions=3)
+        app.publish("mail.acme", 1)
+        app.policy("push.*", merge="last")
+        app.policy("push.acme", window="5s")
+        app.policy("push.*", merge=None)
+        app.policy("mail.*", key_rate="1/s", delivery="at_most_once")
+        before = [app.engine.policy_of(topic) for topic in ("push.acme", "mail.acme")]
+    assert "3 policies" in run("migrate", old, new)
+    assert run("--url", old, "policy", "list") == run("--url", new, "policy", "list")
+    with Laneway(new) as app:
+        after = [app.engine.policy_of(topic) for topic in ("push.acme", "mail.acme")]
+        assert after == before
+        app.policy("push.*", merge="last")
+        assert app.engine.policy_of("push.acme").window == 5 * SECOND
+
+
 def test_a_move_ends_what_a_clock_that_was_ahead_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

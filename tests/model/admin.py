@@ -140,13 +140,14 @@ class Model(Engine):
         layer: str,
         changes: Sequence[tuple[str, Mapping[str, Any]]],
         *,
+        as_stored: bool = False,
         now_us: int | None = None,
     ) -> list[dict[str, Any]]:
         checked = check_changes(changes)
         named = {gate for _, fields in checked for gate in gate_names(fields.get("gate"))}
         if not named <= self.gates.keys():
             raise BadPolicy("the gate is not defined")
-        return self._change_policies(layer, checked, now_us)
+        return self._change_policies(layer, checked, now_us, as_stored=as_stored)
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
         fields = sources(self.policy_table.layers(pattern)).get(layer)
@@ -157,7 +158,12 @@ class Model(Engine):
         return bool(fields)
 
     def _change_policies(
-        self, layer: str, changes: list[tuple[str, dict[str, Any]]], now_us: int | None
+        self,
+        layer: str,
+        changes: list[tuple[str, dict[str, Any]]],
+        now_us: int | None,
+        *,
+        as_stored: bool = False,
     ) -> list[dict[str, Any]]:
         """
         Change policies, unless a changed pattern, or one under it, would be invalid, or a topic in
@@ -173,7 +179,7 @@ class Model(Engine):
         ]
         for under in {under for name in changed for under in policy_table.names_under(name)}:
             if is_pattern(under) or under in changed:
-                policy_table.check(under)
+                policy_table.check(under, as_stored=as_stored)
         for topic in self._topics_in_use():
             if any(matches(name, topic) for name in changed) and lane_shape(
                 policy_table.resolve(topic)

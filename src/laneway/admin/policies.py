@@ -93,14 +93,17 @@ def every_policy(engine: Admin) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def set_policies(engine: Admin, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> int:
-    """Set policies in their layers, in batches. Returns their number."""
+    """
+    Set the policies of another store in their layers, in batches, even where later changes made
+    them contradict each other. Returns their number.
+    """
     count = 0
     for batch in batches(iter(rows)):
         by_layer: dict[str, list[tuple[str, dict[str, Any]]]] = {}
         for layer, pattern, fields in batch:
             by_layer.setdefault(layer, []).append((pattern, fields))
         for layer in sorted(by_layer, key=_before_others):
-            engine.policy_set_many(layer, by_layer[layer])
+            engine.policy_set_many(layer, by_layer[layer], as_stored=True)
         count += len(batch)
     return count
 

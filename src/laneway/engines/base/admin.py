@@ -90,6 +90,7 @@ class Admin(Protocol):
         layer: str,
         changes: Sequence[tuple[str, Mapping[str, Any]]],
         *,
+        as_stored: bool = False,
         now_us: int | None = None,
     ) -> list[dict[str, Any]]:
         """
@@ -101,7 +102,8 @@ class Admin(Protocol):
 
         Arguments: `layer`: `"operator"`, `"code"`, or `"program:NAME"` for a program's
         declarations; `changes`: (pattern or topic, fields) pairs. Patterns are checked together, in
-        their state after all changes.
+        their state after all changes. `as_stored`: the fields come from another store, where later
+        changes of patterns may have made them contradict each other; that is not refused.
 
         Returns, for each change, all fields that are now set in this layer.
 

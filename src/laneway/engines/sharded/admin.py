@@ -135,13 +135,18 @@ class ShardedAdmin(PolicyChanges, ABC):
         return self._namespace.policy(topic)
 
     def _change_policies(
-        self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]], now_us: int | None
+        self,
+        layer: str,
+        changes: Sequence[tuple[str, dict[str, Any]]],
+        now_us: int | None,
+        *,
+        as_stored: bool,
     ) -> list[dict[str, Any]]:
         named = {fields["tier"] for _, fields in changes if fields.get("tier") is not None}
         if any(tier not in self.tiers for tier in named):
             self._namespace.reload()  # another process may have added it
         refuse_undefined_gates(changes, lambda gate: self._gate_limits(gate) is not None)
-        return Policies(self._namespace, now_us).change(layer, changes)
+        return Policies(self._namespace, now_us, as_stored=as_stored).change(layer, changes)
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
         check_policy_pattern(pattern)

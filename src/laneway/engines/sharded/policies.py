@@ -46,8 +46,12 @@ PAGE = 1000
 class Policies:
     """Reads and changes the policies of one namespace."""
 
-    def __init__(self, namespace: ShardedNamespace, now_us: int | None = None) -> None:
+    def __init__(
+        self, namespace: ShardedNamespace, now_us: int | None = None, *, as_stored: bool = False
+    ) -> None:
         self._namespace = namespace
+        self._as_stored = as_stored
+        """See `Admin.policy_set_many`."""
         self._now_us = now_us
         self._checked: set[tuple[int, tuple[str, ...], bytes]] = set()
         """Own policies that were checked: version, covering patterns, layers."""
@@ -134,7 +138,7 @@ class Policies:
                 policy_table.put(layer, name, fields)
         for under in {under for name in shared for under in policy_table.names_under(name)}:
             if is_pattern(under) or under in shared:
-                policy_table.check(under)
+                policy_table.check(under, as_stored=self._as_stored)
         for name, fields in changes:
             if name in own:
                 own[name] = change_layers(name, own[name], layer, fields)
@@ -144,7 +148,7 @@ class Policies:
         """Check an own policy; equal ones under the same patterns only once."""
         kind = (self._namespace.routes.version, policy_table.covering(topic), _dumps(layers))
         if kind not in self._checked:
-            policy_table.check(topic, layers)
+            policy_table.check(topic, layers, as_stored=self._as_stored)
             self._checked.add(kind)
 
     # Own policies of topics
@@ -237,7 +241,7 @@ class Policies:
             under = covered | joining.keys()
             for each in sorted(under):
                 if is_pattern(each) or each == topic:
-                    after.check(each)
+                    after.check(each, as_stored=self._as_stored)
             derived = before.subscription_patterns() | after.subscription_patterns()
             under |= {name for name in derived if any(matches(each, name) for each in names)}
             # The own policy is written first: while a shared one exists, it does not count.
@@ -306,7 +310,7 @@ class Policies:
         layers = after.layers(topic)
         if not layers or is_shared(after, topic, layers):
             return None
-        after.check(topic)
+        after.check(topic, as_stored=self._as_stored)
         after.add(topic, {})
         return layers
 

@@ -61,7 +61,12 @@ class PolicyChanges(ABC):
 
     @abstractmethod
     def _change_policies(
-        self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]], now_us: int | None
+        self,
+        layer: str,
+        changes: Sequence[tuple[str, dict[str, Any]]],
+        now_us: int | None,
+        *,
+        as_stored: bool,
     ) -> list[dict[str, Any]]:
         """Set checked fields, None removes one; what each sets in the layer then."""
 
@@ -76,8 +81,11 @@ class PolicyChanges(ABC):
         layer: str,
         changes: Sequence[tuple[str, Mapping[str, Any]]],
         *,
+        as_stored: bool = False,
         now_us: int | None = None,
     ) -> list[dict[str, Any]]:
         """Set fields of several patterns and topics: all, or none if one is refused."""
         checked = check_changes(changes)
-        return self._change_policies(layer, checked, now_us) if checked else []
+        if not checked:
+            return []
+        return self._change_policies(layer, checked, now_us, as_stored=as_stored)

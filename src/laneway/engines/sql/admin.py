@@ -81,10 +81,15 @@ class SqlEngine(SqlQueue, Reads, PolicyChanges):
             return policy_table
 
     def _change_policies(
-        self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]], now_us: int | None
+        self,
+        layer: str,
+        changes: Sequence[tuple[str, dict[str, Any]]],
+        now_us: int | None,
+        *,
+        as_stored: bool,
     ) -> list[dict[str, Any]]:
         with self.transaction(now_us, durable=True) as tx:
-            return policies.change(tx, layer, changes)
+            return policies.change(tx, layer, changes, as_stored=as_stored)
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
         check_policy_pattern(pattern)

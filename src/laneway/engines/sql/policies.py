@@ -42,15 +42,22 @@ if TYPE_CHECKING:
 
 
 def change(
-    tx: Transaction, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]
+    tx: Transaction,
+    layer: str,
+    changes: Sequence[tuple[str, dict[str, Any]]],
+    *,
+    as_stored: bool = False,
 ) -> list[dict[str, Any]]:
-    """Set checked fields of patterns and topics; returns the fields of each in the layer."""
+    """
+    Set checked fields of patterns and topics; returns the fields of each in the layer. `as_stored`:
+    see `Admin.policy_set_many`.
+    """
     refuse_undefined_gates(changes, lambda gate: tx.gate(gate) is not None)
-    own = OwnPolicies(tx)
+    own = OwnPolicies(tx, as_stored=as_stored)
     own.load([name for name, _ in changes if not is_pattern(name)])
     patterns = [(name, fields) for name, fields in changes if is_pattern(name)]
     if patterns:
-        _change_patterns(tx, layer, patterns)
+        _change_patterns(tx, layer, patterns, as_stored=as_stored)
     set_fields = []
     for name, fields in changes:
         if is_pattern(name):
@@ -100,7 +107,11 @@ def reset_gate(tx: Transaction, name: str) -> bool:
 
 
 def _change_patterns(
-    tx: Transaction, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]
+    tx: Transaction,
+    layer: str,
+    changes: Sequence[tuple[str, dict[str, Any]]],
+    *,
+    as_stored: bool,
 ) -> None:
     """Change patterns; all are checked together, as they will be."""
     rules = tx.rules
@@ -115,7 +126,7 @@ def _change_patterns(
     for name in sorted(
         {name for pattern in changed for name in rules.policy_table.names_under(pattern)}
     ):
-        rules.policy_table.check(name)
+        rules.policy_table.check(name, as_stored=as_stored)
     for pattern in changed:
         if may_change_lanes([each for each in changes if each[0] == pattern]):
             _refuse_moves(tx, pattern, before)
@@ -200,8 +211,9 @@ class OwnPolicies:
     equal policies share a set. No version grows: other processes learn of a change by the lanes.
     """
 
-    def __init__(self, tx: Transaction) -> None:
+    def __init__(self, tx: Transaction, *, as_stored: bool = False) -> None:
         self._tx = tx
+        self._as_stored = as_stored
         self._rows: dict[str, int] = {}
         self._uses: Counter[int] = Counter()
         self._numbers: dict[str, int] = {}
@@ -291,7 +303,9 @@ class OwnPolicies:
         key = (policy_table.covering(topic), policy_table.copy_kind(topic), text)
         policy = self._checked.get(key)
         if policy is None:
-            policy = self._checked[key] = policy_table.check(topic, layers)
+            policy = self._checked[key] = policy_table.check(
+                topic, layers, as_stored=self._as_stored
+            )
         return policy
 
     def _lanes(self, topic: str, policy: Resolved, *, spare: bool = True) -> list[Lane]:

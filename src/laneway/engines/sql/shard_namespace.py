@@ -166,7 +166,7 @@ class ShardsOfNamespace(ShardedNamespace):
         with self.stores[shard].transaction_at_any_version(now_us) as tx:
             if tx.shard.policy_version != version:
                 return Behind(tx.shard.policy_version)
-            own = policies.OwnPolicies(tx)
+            own = policies.OwnPolicies(tx, as_stored=True)  # the caller has checked them
             answers: list[OwnPolicy | None] = []
             for change in changes:
                 if _own_policy(own.stored(change.topic)).id != change.before:

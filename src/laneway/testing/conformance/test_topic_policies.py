@@ -194,6 +194,28 @@ def test_contradictions_with_a_pattern(driver: EngineDriver) -> None:
     assert driver.engine.policy_of("m").edge == "leading"
 
 
+def test_stored_fields_that_contradict_each_other(driver: EngineDriver) -> None:
+    """
+    The policies of another store are set as they are, in any order of their layers; only a tier
+    that does not exist is refused. A later change of a topic is checked as usual.
+    """
+    driver.engine.policy_set_many(
+        "code",
+        [("a.*", {"min_concurrency": 5}), ("a.1", {"window": 5}), ("b.*", {"window": 5})],
+        as_stored=True,
+        now_us=driver.now,
+    )
+    driver.policy("a.*", layer="operator", concurrency="auto", merge="last")
+    assert driver.engine.policy_of("a.1").window == 5 * SECOND
+    assert driver.engine.policy_of("b.1").window is None
+    with pytest.raises(BadPolicy, match='"window" has no meaning'):
+        driver.policy("b.*", weight=2)
+    with pytest.raises(BadPolicy, match='tier "nowhere" does not exist'):
+        driver.engine.policy_set_many(
+            "code", [("a.1", {"tier": "nowhere"})], as_stored=True, now_us=driver.now
+        )
+
+
 def test_body_limit_of_a_topic(driver: EngineDriver) -> None:
     """A topic's `max_body` holds for every publisher at once."""
     driver.put("a", "123456")
