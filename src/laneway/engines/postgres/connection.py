@@ -70,7 +70,8 @@ def encode_array(oid: int, values: Sequence[Any]) -> bytes:
     """A list in PostgreSQL's binary form: dimensions, then each element behind its length."""
     count = len(values)
     if oid == INT8 and None not in values:
-        flat = list(chain.from_iterable(zip(repeat(8, count), values, strict=True)))
+        flat = [8] * (2 * count)  # each element behind its length
+        flat[1::2] = values
         return pack(f"!5i{'iq' * count}", 1, 0, INT8, count, 1, *flat)
     if not count:
         return pack("!3i", 0, 0, oid)
@@ -316,12 +317,8 @@ class Connection:
                 data.append(value.data)
                 continue
             oid, encode = _ENCODE[type(value)]
-            if n in nullable:
-                types.append(0)
-                data.append(encode(value) if value != 0 else None)
-            else:
-                types.append(oid)
-                data.append(encode(value))
+            types.append(0 if n in nullable else oid)
+            data.append(None if n in nullable and value == 0 else encode(value))
         self._note(name)
         return self.pipeline.send(statement.text, tuple(types), data)
 

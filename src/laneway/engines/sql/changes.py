@@ -73,8 +73,7 @@ class LaneChanges:
             else:
                 self.dirty[lane.lane] = lane
         self._write_dirty(tx)
-        _expect(tx, self.dirty.values())
-        _expect(tx, self.ended.values())
+        _expect(tx, chain(self.dirty.values(), self.ended.values()))
         ended = []
         for lane in self.ended.values():
             lane.stored_placing = lane.placing()

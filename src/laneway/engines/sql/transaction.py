@@ -414,7 +414,9 @@ class Transaction(Statements):
     # Policies
 
     def policy_of(self, lane: Lane) -> Resolved:
-        return self._owned(lane.rule, lane.own) if lane.own else self.rules.of(lane.rule)
+        if lane.patterns is not self.rules.patterns:  # not known, or policies have changed
+            lane.policy, lane.patterns = self.rules.of(lane.rule), self.rules.patterns
+        return self._owned(lane.rule, lane.own) if lane.own else lane.policy
 
     def policy(self, topic: str) -> Resolved:
         """The policy of a topic, or of a bucket's pattern."""
