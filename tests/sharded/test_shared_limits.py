@@ -24,7 +24,7 @@ from laneway.engines.sqlite.folder import FilesEngine
 from laneway.errors import BadMessage
 from laneway.headers import COST
 from laneway.message import Draft, Lease, Settlement
-from laneway.policy import Gate
+from laneway.policy import Gate, default_burst
 from tests.conformance.valkey_setups import server
 from tests.seeds import seed_for
 
@@ -359,6 +359,50 @@ def test_another_number_of_partitions(
     shards.engine.put(keyed(200), now_us=shards.now)
     held = sum(len(shards.engine.lease(100, now_us=shards.now).leases) for _ in range(12))
     assert held <= 8
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"rate": 20}, {"rate": 3}),
+        ({"rate": 3}, {"rate": 20}),
+        ({"concurrency": 8}, {"concurrency": 8, "rate": 3}),
+        ({"concurrency": 8, "rate": 3}, {"concurrency": 8}),
+        ({"rate": 20}, {"concurrency": 2}),
+        ({"concurrency": 2}, {"rate": 3}),
+    ],
+)
+def test_other_limits_of_a_topic_with_partitions(
+    opened: Callable[..., Shards], before: dict[str, float], after: dict[str, float]
+) -> None:
+    """
+    The new limits are reached, and not exceeded, even if they have fewer places than there are
+    shards.
+    """
+    shards = opened()
+    for moment in range(3):
+        topic = f"t.{moment}"
+        shards.engine.policy_set("code", topic, {"partitions": 4, **before}, now_us=shards.now)
+        shards.put([topic], 200)
+        shards.renew()
+        shards.steps_of(0.1 * moment + 1, hold=3)
+        removed = dict.fromkeys(before.keys() - after.keys())
+        shards.engine.policy_set("code", topic, {**removed, **after}, now_us=shards.now)
+        began, held = shards.now, len(shards.held)
+        shards.delivered.clear()
+        shards.most_held = 0
+        while shards.now < began + 8_000_000:
+            shards.step(hold=3)
+            shards.grants.renew(shards.now)
+        if rate := after.get("rate"):
+            assert shards.most_above(rate) <= default_burst(rate) + 1
+            assert len(shards.delivered) >= 0.8 * min(rate * 8, 50)
+        else:
+            assert len(shards.delivered) >= 40
+        if concurrency := after.get("concurrency"):
+            assert shards.most_held <= max(concurrency, held)
+        shards.engine.topic_purge(topic, now_us=shards.now)
+        shards.held.clear()
 
 
 def test_a_gate_is_reset_on_all_shards(opened: Callable[[], Shards]) -> None:

@@ -636,7 +636,7 @@ def next_starts(usage: Sequence[Usage]) -> list[float]:
 def places_of(limits: Gate, usage: Usage, count: int) -> int:
     """How many of these places a shard has whose turn has not ended."""
     here = usage.here
-    if here is None or not here.left:
+    if here is None or not here.left or is_shut(here):
         return 0
     if limits.rate is not None:
         return round((here.rate or 0.0) * count / limits.rate)

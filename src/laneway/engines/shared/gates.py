@@ -281,12 +281,14 @@ def rescaled(granted: Gate, before: Gate, now: Gate, part: Gate) -> Gate:
             concurrency=most[0],
             out_of=most[1],
         )
-    rate, burst, concurrency, out_of = part.rate, part.burst, part.concurrency, None
+    rate, burst, out_of = part.rate, part.burst, None
+    concurrency = part.concurrency if now.concurrency is not None else None
     if now.rate is not None and before.rate is not None:
         share = (granted.rate or 0.0) / before.rate
         rate, burst = (now.rate * share, now.effective_burst * share) if share else (None, None)
     whole = granted.out_of or before.concurrency
-    if granted.concurrency == 0:
+    is_new = now.rate is not None and before.rate is None
+    if granted.concurrency == 0 or (is_new and part.concurrency == 0):
         concurrency = 0
     elif now.concurrency is not None and granted.concurrency and whole:
         concurrency = granted.concurrency * now.concurrency // whole

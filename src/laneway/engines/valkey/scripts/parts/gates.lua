@@ -160,13 +160,13 @@ local gates = part(function(gates)
             return { least(grant[1], part[1]), least(grant[2], part[2]), most, false, false,
                 out_of, false, start, finish, left }
         end
-        local rate, burst, concurrency, out_of = part[1], part[2], part[3], false
+        local rate, burst, concurrency, out_of = part[1], part[2], limits[3] and part[3], false
         local whole = grant[6] or was[3]
         if limits[1] and was[1] then
             local share = grant[1] and grant[1] / was[1]
             rate, burst = share and limits[1] * share, share and limits[2] * share
         end
-        if grant[3] == 0 then
+        if grant[3] == 0 or part[3] == 0 and limits[1] and not was[1] then
             concurrency = 0
         elseif limits[3] and grant[3] and whole then
             concurrency = math.floor(grant[3] * limits[3] / whole)
