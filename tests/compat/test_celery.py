@@ -120,6 +120,7 @@ def test_canvas() -> None:
     assert add.apply_async((2, 2), link=add.s(16)).get(SOON) == 4
     assert xsum.map([[1, 2], [3, 4]]).delay().get(SOON) == [3, 7]
     assert add.starmap([(1, 2), (3, 4)]).apply_async().get(SOON) == [3, 7]
+    assert xsum.map([[1, 2], [3, 4]])() == add.starmap([(1, 2), (3, 4)])() == [3, 7]
     assert (add.starmap([(1, 2), (3, 4)]) | xsum.s()).delay().get(SOON) == 10
     assert add.chunks([(n, n) for n in range(4)], 2).apply_async().get(SOON) == [[0, 2], [4, 6]]
     result = chain(add.s(1, 1), add.s(1)).delay()

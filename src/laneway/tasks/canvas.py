@@ -336,7 +336,12 @@ class Signature(Part[Job[R]], Generic[R]):
         return job
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
-        """Call the function directly, with these arguments before its own."""
+        """
+        Call the function directly, with these arguments before its own. A call for each of several
+        items returns the list of what the function returned.
+        """
+        if self.each:
+            return cast("R", [self.task(*each) for each in self.args])
         return self.task(*args, *self.args, **{**self.kwargs, **kwargs})
 
     def __repr__(self) -> str:
