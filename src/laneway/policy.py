@@ -930,6 +930,7 @@ def check_changes(
         try:
             key = (
                 is_pattern(pattern),
+                SEPARATOR in pattern,
                 *((name, value, type(value)) for name, value in fields.items()),
             )
             known = checked.get(key)

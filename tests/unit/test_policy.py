@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from datetime import timedelta
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -22,6 +22,7 @@ from laneway.policy import (
     PolicyTable,
     Resolved,
     Tier,
+    check_changes,
     check_fields,
     check_topic,
 )
@@ -217,3 +218,11 @@ def test_pages_know_each_cause_of_a_reason() -> None:
     causes = {*re.findall(r'TopicReason\(\s*"(\w+)"', sources), *get_args(Cause)}
     assert causes <= words.CAUSES.keys()
     assert set(words.CAUSES.values()) == {"bad", "slow", "none"}
+
+
+@pytest.mark.parametrize("field", [{"buckets": 2}, {"own_backlog": False}])
+def test_equal_fields_of_a_pattern_and_of_its_subscriptions(field: dict[str, Any]) -> None:
+    """Equal fields are checked once, but for subscriptions again: some have no meaning there."""
+    check_changes([("a.*", field), ("b.*", field)])
+    with pytest.raises(BadPolicy, match=r"policy a\.\*#s: "):
+        check_changes([("a.*", field), ("a.*#s", field)])
