@@ -126,6 +126,28 @@ def test_psycopg(app: Laneway, postgres: Database) -> None:
     """A connection of psycopg, whatever its rows look like."""
     with psycopg.connect(postgres.url, row_factory=psycopg.rows.dict_row) as connection:
         check(app, postgres, connection)
+    users: Any = psycopg.rows.class_row(type("User", (), {}))
+    with psycopg.connect(postgres.url, row_factory=users) as connection:
+        assert once(connection, Message("x", id="2"))
+
+
+def test_a_pipeline_of_psycopg(app: Laneway, postgres: Database) -> None:
+    """The answers of its statements come later; the first `once` of a message is still the one."""
+    with psycopg.connect(postgres.url) as connection, connection.pipeline():
+        app.publish("a", 1, connection=connection)
+        assert once(connection, Message("x", id="1"))
+        assert not once(connection, Message("x", id="1"))
+
+    async def run() -> None:
+        async with (
+            await psycopg.AsyncConnection.connect(postgres.url) as connection,
+            connection.pipeline(),
+        ):
+            assert await aonce(connection, Message("x", id="2"))
+            assert not await aonce(connection, Message("x", id="2"))
+
+    asyncio.run(run())
+    assert postgres.topics() == ["a"]
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "sqlite"])

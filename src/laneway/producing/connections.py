@@ -146,14 +146,17 @@ class Connected:
 
     def _psycopg_sync(self, sql: str, parameters: Sequence[Any]) -> Rows:
         with self._connection.cursor() as cursor:
+            if hasattr(cursor, "row_factory"):  # of psycopg; psycopg2 has none
+                cursor.row_factory = _tuples
             cursor.execute(marked(sql, "%s"), parameters)
-            rows: Rows = cursor.fetchall() if cursor.description else ()
+            rows: Rows = cursor.fetchall() if _has_rows(sql) else ()
             return rows
 
     async def _psycopg_async(self, sql: str, parameters: Sequence[Any]) -> Rows:
         async with self._connection.cursor() as cursor:
+            cursor.row_factory = _tuples
             await cursor.execute(marked(sql, "%s"), parameters)
-            rows: Rows = await cursor.fetchall() if cursor.description else ()
+            rows: Rows = await cursor.fetchall() if _has_rows(sql) else ()
             return rows
 
     def _asyncpg(self, sql: str, parameters: Sequence[Any]) -> Any:
@@ -162,6 +165,16 @@ class Connected:
     def _sqlite3(self, sql: str, parameters: Sequence[Any]) -> Rows:
         rows: Rows = self._connection.execute(sql, parameters).fetchall()
         return rows
+
+
+def _tuples(_: object) -> type[tuple[Any, ...]]:
+    """A psycopg row factory: the connection's own may accept only the columns of its user."""
+    return tuple
+
+
+def _has_rows(sql: str) -> bool:
+    """Whether a statement returns rows. In a pipeline, the cursor knows that only when it reads."""
+    return sql.startswith("SELECT") or " RETURNING " in sql
 
 
 def marked(sql: str, mark: str) -> str:
