@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from laneway import (
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
         Coroutine,
         Generator,
         Iterable,
-        Mapping,
         Sequence,
     )
     from concurrent.futures import Executor
@@ -256,16 +256,20 @@ class Laneway:
         """
         self.runtime.holder.set_policy(pattern, fields)
 
-    def policy_many(self, policies: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
+    def policy_many(
+        self,
+        policies: Iterable[tuple[str, Mapping[str, Any]]] | Mapping[str, Mapping[str, Any]],
+    ) -> int:
         """
-        Set the policies of many topics or patterns, given as pairs of name and fields, in batches.
-        Returns the number of policies set.
+        Set the policies of many topics or patterns, given as pairs of name and fields or as a
+        mapping, in batches. Returns the number of policies set.
 
         The cost per topic does not depend on the number of topics with a policy. Raises BadPolicy,
         which names the topic; its notes give the number of policies that were set before.
         """
-        count = self.runtime.holder.declare_many(policies)
-        return count if count is not None else admin_policies.set_many(self.engine, policies)
+        pairs = policies.items() if isinstance(policies, Mapping) else policies
+        count = self.runtime.holder.declare_many(pairs)
+        return count if count is not None else admin_policies.set_many(self.engine, pairs)
 
     apolicy_many = async_variant(policy_many)
 

@@ -577,6 +577,8 @@ def test_policies_of_many_topics(tmp_path: Path) -> None:
             app.policy_many((f"push.{n}", {"rate": -1 if n == 1200 else 6}) for n in range(1500))
         assert "1,000 policies of earlier batches were set" in refused.value.__notes__[0]
         assert app.topic("push.0").policy()["rate"] == 6
+        assert app.policy_many({"push.1": {"rate": 1}, "push.2": {"rate": 2}}) == 2
+        assert app.topic("push.2").policy()["rate"] == 2
 
 
 def test_policies_of_two_namespaces(tmp_path: Path) -> None:

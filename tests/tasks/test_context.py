@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from laneway import BadMessage, Laneway, get_task_logger
+from laneway import BadMessage, Laneway, UsageError, get_task_logger
 from laneway.testing import virtual
 
 CUSTOMER: ContextVar[Any] = ContextVar("customer")
+
+
+def test_only_context_variables_are_carried() -> None:
+    """Anything else would fail in each publish."""
+    with pytest.raises(UsageError, match="carry: expected a ContextVar, got 'acme'"):
+        Laneway("sqlite://").carry("acme", name="customer")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["thread", "async"])

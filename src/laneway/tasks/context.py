@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from laneway.errors import BadMessage
+from laneway.errors import BadMessage, UsageError
 from laneway.message import Message, Receipt
 from laneway.tasks.request import current_request
 
@@ -30,7 +30,10 @@ def middlewares(
     The middlewares of publishing and of handling that carry a context variable.
 
     `name`: the header's name without its prefix, or None for the variable's. See `Laneway.carry`.
+    Raises UsageError.
     """
+    if not isinstance(variable, ContextVar):
+        raise UsageError(f"carry: expected a ContextVar, got {variable!r:.80}")
     header = PREFIX + (name if name is not None else variable.name)
     unset = object()
 
