@@ -42,6 +42,29 @@ def test_large_bodies_are_not_leased_far_ahead(
     assert 3 < max(sizes) <= 1 + 10 + 5  # the slot, the prefetch, and half of it for arrivals
 
 
+def test_more_is_leased_ahead_from_a_distant_store(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handlers continue during a long lease call, because the one before has leased enough."""
+    app.publish_many(Message("a", n) for n in range(6_000))
+    sizes: list[int] = []
+    lease = app.engine.lease
+
+    def distant(n: int, **options: Any) -> Batch:
+        sizes.append(n)
+        time.sleep(0.03)
+        return lease(n, **options)
+
+    monkeypatch.setattr(app.engine, "lease", distant)
+
+    @app.handler("a")
+    async def handle(n: int) -> None:
+        pass
+
+    assert app.run_worker(burst=True, concurrency=10).acked == 6_000
+    assert max(sizes) >= 500, sizes
+
+
 def create_handlers(*patterns: str) -> list[Handler]:
     app = Laneway("sqlite://")
     handlers = []

@@ -135,6 +135,12 @@ server these are round trips and statements. Where workers of several processes 
 what others changed is read again, and small calls would make two workers slower than one.
 """
 
+AHEAD_OF_LEASE, MAX_AHEAD_SECONDS = 3, 0.25
+"""
+The least that is leased ahead, in lengths of a recent lease call, and its limit in seconds: half of
+it runs while the next call waits for a distant or busy server.
+"""
+
 REFILL_DIVISOR = 5
 """
 The worker leases again once 1/REFILL_DIVISOR of the prefetched messages have started; the message
@@ -211,6 +217,8 @@ class EngineThread(threading.Thread):
         self.is_paused = False
         """Whether nothing is leased, because a suspect is to run alone."""
         self.prefetch_seconds = 0.0
+        self._lease_seconds = 0.0
+        """The recent length of a lease call."""
         """
         How many seconds of work an executor wants ahead, of limited topics too; 0: the default,
         without limited topics. Set before the start.
@@ -568,8 +576,8 @@ class EngineThread(threading.Thread):
         if self._has_reserves:
             self._reserves.follow(self._engine.tiers)
         seconds = LARGE_PREFETCH_SECONDS if self._prefers_large_leases else PREFETCH_SECONDS
-        seconds = max(seconds, self.prefetch_seconds)
-        prefetch = self._prefetch(seconds)
+        seconds = max(seconds, min(AHEAD_OF_LEASE * self._lease_seconds, MAX_AHEAD_SECONDS))
+        prefetch = self._prefetch(max(seconds, self.prefetch_seconds))
         if self._reserves.count:
             self._reserves.measure(self.settler.summary.ended)
             if self._reserves.is_slow:
@@ -596,7 +604,10 @@ class EngineThread(threading.Thread):
                     self._record_starts(starting)
                 self._lease_arrivals(prefetch)
                 size = self._lease_size(prefetch)
+                began = time.monotonic()
                 held = self._hold(self._lease(size)) if size else None
+                if size:
+                    self._lease_seconds += (time.monotonic() - began - self._lease_seconds) / 4
             if held is not None:
                 self._begin(held, size)
         self._lease_reserved()
