@@ -137,8 +137,8 @@ what others changed is read again, and small calls would make two workers slower
 
 AHEAD_OF_LEASE, MAX_AHEAD_SECONDS = 3, 0.25
 """
-The least that is leased ahead, in lengths of a recent lease call, and its limit in seconds: half of
-it runs while the next call waits for a distant or busy server.
+The minimum that is leased ahead, in lengths of a recent lease call, and its limit in seconds: half
+of it runs while the next call waits for a distant or busy server.
 """
 
 REFILL_DIVISOR = 5
