@@ -388,6 +388,27 @@ def test_the_latest_at_the_front_stays_there(opened: Opened, tmp_path: Path, whe
         assert [view.id for view in new.topic_peek("t")] == ["m3", "m2", "m0", "m1"]
 
 
+@pytest.mark.parametrize("where", SERVERS)
+def test_more_than_a_page_keeps_its_order(opened: Opened, tmp_path: Path, where: str) -> None:
+    """At the front the last one is first; one call's messages have the same time."""
+    old = opened(url_of(where, tmp_path, "old"), namespace=f"many-{secrets.token_hex(4)}")
+    new = opened(f"sqlite:///{tmp_path}/new.db", namespace="default")
+    for start in range(0, 1200, 400):
+        batch = range(start, start + 400)
+        old.put([Draft("front", b"%d" % n, at_front=True, priority=n % 2) for n in batch])
+        hour = 3_600_000_000
+        old.put([Draft("mixed", b"%d" % n, ttl_us=None if n % 3 else hour) for n in batch])
+    move(old, new, quiet, wait=True)
+    found: dict[str, list[int]] = {"front": [], "mixed": []}
+    while leases := new.lease(500).leases:
+        for lease in leases:
+            found[lease.topic].append(int(lease.body))
+    assert found == {
+        "front": [*range(1199, 0, -2), *range(1198, -1, -2)],
+        "mixed": list(range(1200)),
+    }
+
+
 @pytest.mark.parametrize("where", ["server", "cluster", "files", "schemas"])
 def test_subscriptions_of_patterns_move(opened: Opened, tmp_path: Path, where: str) -> None:
     """With their policies and what waits; the next consumer's fence is larger."""

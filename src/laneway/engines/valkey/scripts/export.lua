@@ -32,6 +32,41 @@ local function take(lane, mid)
     end
 end
 
+-- Ready messages in the order in which the other store is to number them: by rank and place, but of
+-- those at the front the last place first, because the latest number goes to the front there.
+local function next_ready(lane)
+    local PLAIN_RANK = 1
+    local sorted, from, found = key('z:' .. text(lane.number)), '-', {}
+    local listed = plain.peek(lane, most)
+    while #found < most do
+        local first = call('ZRANGE', sorted, from, '+', 'BYLEX', 'LIMIT', 0, 1)[1]
+        local rank, group = first and messages.rank_in(first, 1) or PLAIN_RANK, {}
+        if not (first or listed) then
+            break
+        end
+        rank = listed and math.min(rank, PLAIN_RANK) or rank
+        local to, left = messages.rank_code(rank + 1), most - #found
+        local members = rank % 2 == 1
+            and call('ZRANGE', sorted, from, '(' .. to, 'BYLEX', 'LIMIT', 0, left)
+            or call('ZRANGE', sorted, '(' .. to, from, 'BYLEX', 'REV', 'LIMIT', 0, left)
+        for _, member in ipairs(members) do
+            group[#group + 1] = messages.read(messages.number_in(member))
+        end
+        if rank == PLAIN_RANK then
+            for _, mid in ipairs(listed or {}) do
+                group[#group + 1] = messages.read(mid)
+            end
+            table.sort(group, messages.goes_before)
+            listed = nil
+        end
+        for n = 1, math.min(#group, left) do
+            found[#found + 1] = group[n].mid
+        end
+        from = '[' .. to
+    end
+    return found
+end
+
 if ARGV[3] == '' then
     for _, mid in ipairs(call('ZRANGE', keys.dead, 0, most - 1)) do
         local record = messages.read(tonumber(mid))
@@ -45,16 +80,12 @@ if ARGV[3] == '' then
 else
     local lane = lanes.find(ARGV[3])
     if lane then
-        for _, mid in ipairs(plain.peek(lane, most)) do
+        for _, mid in ipairs(next_ready(lane)) do
             take(lane, mid)
         end
-        for _, kind in ipairs({ 'z:', 'a:' }) do
-            for _, member in ipairs(call('ZRANGE', key(kind .. text(lane.number)), 0,
-                most - #taken - 1)) do
-                if #taken < most then
-                    take(lane, messages.number_in(member))
-                end
-            end
+        for _, member in ipairs(#taken < most and call('ZRANGE', key('a:' .. text(lane.number)), 0,
+            most - #taken - 1) or {}) do
+            take(lane, messages.number_in(member))
         end
         lanes.place(lane)
     end

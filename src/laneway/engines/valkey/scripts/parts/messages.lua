@@ -386,6 +386,8 @@ local messages = part(function(messages)
         return one.seq < other.seq
     end
 
+    messages.goes_before = goes_before
+
     -- Update `t:TOPIC` of a topic in a bucket. `state`: the letter; false: the message is removed.
     function messages.mirror(lane, record, state)
         if not (lane.is_bucket or record.mirrored) then
