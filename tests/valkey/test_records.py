@@ -30,6 +30,11 @@ def listed(part: str, name: str) -> list[str]:
     return re.findall(r"'(\w+)'", found[1])
 
 
+def usual_fields(part: str) -> list[str]:
+    """The names in the table with the usual values of fields that few records have."""
+    return re.findall(r"(\w+) =", found_in(part, r"local USUAL = \{(.*?)\}"))
+
+
 def assigned(part: str, function: str, call: str) -> list[str]:
     """The names to the left of `= call` in a function, over as many lines as there are."""
     body = re.split(rf"\s=\s+{call}", text(part).split(f"function {function}(", 1)[1])[0]
@@ -54,7 +59,8 @@ def test_fields_of_a_policy() -> None:
 
 
 def test_fields_of_a_message() -> None:
-    assert list(record_formats.Rare.__struct_fields__) == [*listed("messages", "RARE"), "rank"]
+    rare = {*record_formats.Rare.__struct_fields__, "mirrored"}
+    assert rare == {*usual_fields("messages"), "lane", "rank"}
     for part, name, known in (
         ("messages", "HEAD", record_formats._HEAD),
         ("putting", "DRAFT", record_formats._DRAFT),
@@ -80,31 +86,25 @@ def test_fields_of_a_lease() -> None:
 
 def test_fields_of_a_lane() -> None:
     """The head, the rest, and the fields that few lanes have."""
-    head, rest = (
-        assigned("lanes", "decode", "unpack_from"),
-        assigned("lanes", "decode_rest", "unpack_from"),
-    )
-    assert (head.pop(), rest.pop()) == ("rest", "behind"), "where these end"
+    *head, rest = assigned("lanes", "decode", "unpack_from")
+    assert rest == "rest", "where the head ends"
+    *others, behind = assigned("lanes", "decode_rest", "unpack_from")
+    assert behind == "behind", "where the rest ends"
     fields = list(record_formats.Lane.__struct_fields__)
-    assert fields == [*head, *rest, "name", *listed("lanes", "RARE"), "flow"]
-    assert len(listed("lanes", "RARE")) == record_formats.RARE
+    common = [*head, "name", *others]
+    assert fields[: len(common)] == common
+    assert {*fields[len(common) :]} == {*usual_fields("lanes")} - {*others, "gate"}
     assert head[record_formats._TIER_QUEUE] == "tier_queue"
 
 
 def test_widths_of_a_lane() -> None:
     """Both languages take the fields of a lane to be as wide."""
-    for name, known in (("HEAD", record_formats._LANE_HEAD), ("REST", record_formats._LANE_REST)):
-        assert python_format(found_in("lanes", rf"local {name} = '(.*?)'")) == (
-            known.format.removeprefix("<") + "s"
-        )
-    rest = re.search(r"USUAL_REST = \('\\0'\):rep\((\d+)\)", text("lanes"))
-    new = re.search(r"NEW = \('\\0'\):rep\((\d+)\) \.\. USUAL_REST", text("lanes"))
-    assert rest is not None
-    assert new is not None
-    assert (int(new[1]), int(rest[1])) == (
-        record_formats._LANE_HEAD.size + COUNT,
-        record_formats._LANE_REST.size + COUNT,
+    known, rest = record_formats._LANE_HEAD, record_formats._LANE_REST
+    assert python_format(found_in("lanes", r"local REST = '(.*?)'")) == rest.format[1:]
+    assert python_format(found_in("lanes", r"local HEAD = '(.*?)'")) == (
+        known.format.removeprefix("<") + "s"
     )
+    assert int(found_in("lanes", r"NEW = \('\\0'\):rep\((\d+)\)")) == known.size + COUNT
 
 
 COUNT = 2
@@ -112,7 +112,7 @@ COUNT = 2
 
 
 def found_in(part: str, pattern: str) -> str:
-    found = re.search(pattern, text(part))
+    found = re.search(pattern, text(part), re.DOTALL)
     assert found is not None, f"{part}.lua has no {pattern}"
     return found[1]
 

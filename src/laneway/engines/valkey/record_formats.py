@@ -39,7 +39,7 @@ from laneway.subscriptions import FIELD, split
 from laneway.tiers import TierLayers
 from laneway.topic_groups import GROUP
 
-LAYOUT = 25
+LAYOUT = 26
 """That of 0.1.0, the first version whose namespaces are kept."""
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
@@ -383,10 +383,10 @@ def draft_record(
 # Messages as they are stored
 
 
-class Rare(msgspec.Struct, array_like=True, kw_only=True):
-    """Fields that few messages have, in the order of `RARE` in `messages.lua`."""
+class Rare(msgspec.Struct):
+    """Fields that few messages have, by name, see `messages.lua`."""
 
-    other_lane: str | bool = False
+    lane: str = ""
     """The name of the lane, if it is not the topic's."""
     attempts: int = 0
     deliveries: int = 0
@@ -396,7 +396,6 @@ class Rare(msgspec.Struct, array_like=True, kw_only=True):
     parts_bytes: int = 0
     unhandled_from: int = 0
     unhandled_times: int = 0
-    mirrored: msgspec.Raw = msgspec.Raw(b"")
     death: Any = False  # [number, at, until, reason, error]
     history: Any = ()
     rank: int | None = None
@@ -508,7 +507,7 @@ def read_record(mid: int, stored: bytes) -> Record:
     return Record(
         mid=mid,
         topic=topic,
-        lane=rare.other_lane or (state != _DEAD and topic),
+        lane=rare.lane or (state != _DEAD and topic),
         state=state,
         rank=rank - RANK_0 if rare.rank is None else rare.rank,
         seq=seq,
@@ -693,7 +692,7 @@ Bytes = bytes  # a lane has a field of that name
 
 
 class Lane(msgspec.Struct):
-    """A lane. The fields are in the order of `lanes.lua`."""
+    """A lane: the head in the order of `lanes.lua`, the name, the rest, the rare fields."""
 
     place: int
     number: int
@@ -714,13 +713,13 @@ class Lane(msgspec.Struct):
     before: int
     sorted: int
     latest: Bytes
-    big: int
-    old: int
-    busy: int
-    slow: int
-    tat: int
-    gate: Bytes
-    name: str = ""
+    name: str
+    big: int = 0
+    old: int = 0
+    busy: int = 0
+    slow: int = 0
+    tat: int = 0
+    group: int = 0
     retried: int = 0
     died: int = 0
     merged: int = 0
@@ -736,6 +735,7 @@ class Lane(msgspec.Struct):
     owes: int = 0
     held_since: int = 0
     held_until: int = 0
+    keys: Any = None
     flow: Flow | None = None
 
     @property
@@ -753,14 +753,8 @@ class Lane(msgspec.Struct):
         return [int.from_bytes(self.latest[at : at + 7]) for at in range(0, len(self.latest), 7)]
 
 
-RARE = 15
-"""How many fields of a lane are stored together before its flow; few lanes have them."""
-
-IN_GROUP = 1 << 15
-"""Added to the number of the tier queue of a lane in a group; the group's number is behind it."""
-
 _LANE_HEAD = struct.Struct("<BqiiiiiqqqqHqqqiii")
-_LANE_REST = struct.Struct("<HIHHq")
+_LANE_REST = struct.Struct("<HIHHqq")
 _TIER_QUEUE = 11
 """Which of the fields of a lane's head is the number of its tier queue."""
 
@@ -768,25 +762,17 @@ _HELD = msgspec.msgpack.Decoder(Held)
 
 
 def read_lane(name: str, stored: bytes) -> Lane:
-    head = _LANE_HEAD.unpack_from(stored)
     latest, rest = _counted(stored, _LANE_HEAD.size)
-    gate, at = _counted(stored, rest + _LANE_REST.size)
-    is_in_group = head[_TIER_QUEUE] >= IN_GROUP
-    rare_at = at + 7 * is_in_group
-    rare = _unpack(stored[rare_at:]) if rare_at < len(stored) else ()
-    values: tuple[Any, ...] = (
-        *head,
-        latest,
-        *_LANE_REST.unpack_from(stored, rest),
-        gate,
-        name,
-        *rare[:RARE],
-    )
-    lane = Lane(*values)
-    if is_in_group:
-        lane.tier_queue = -int.from_bytes(stored[at:rare_at])
-    if len(rare) > RARE and rare[RARE]:
-        lane.flow = msgspec.convert(rare[RARE], Flow)
+    values: list[Any] = [*_LANE_HEAD.unpack_from(stored), latest, name]
+    rare = None
+    if rest < len(stored):
+        values += _LANE_REST.unpack_from(stored, rest)
+        rare = unpack_first(stored[rest + _LANE_REST.size :], 1)[0]
+    lane = Lane(*values, **(rare or {}))
+    if lane.group:
+        lane.tier_queue = -lane.group
+    if lane.flow:
+        lane.flow = msgspec.convert(lane.flow, Flow)
     return lane
 
 
@@ -804,7 +790,7 @@ def read_lane_counts(stored: bytes) -> LaneCounts | None:
     place, *others = _LANE_HEAD.unpack_from(stored)
     if place != RUNNABLE:
         return None
-    return LaneCounts(others[_TIER_QUEUE - 1] % IN_GROUP, *others[-4:-1])
+    return LaneCounts(others[_TIER_QUEUE - 1], *others[-4:-1])
 
 
 def _counted(stored: bytes, at: int) -> tuple[bytes, int]:

@@ -14,8 +14,6 @@
 
 local GROUP = '\29' -- before the names of groups where they are beside lanes
 local TOPIC_GATE = '\28' -- before the name of a topic in that of the gate that its partitions share
--- added to the tier queue in the record of a lane in a group; the group's number is behind it
-local IN_GROUP = 32768
 
 local groups = part(function(groups)
     local known, changed = {}, {}
@@ -104,16 +102,6 @@ local groups = part(function(groups)
         group.has_heads = has_heads
         group.listed_at, group.heads_at = runnable > 0 and vt, has_heads and vt
         return group
-    end
-
-    local WHOLE, SIGNED = 206, 211 -- its marks of numbers, which `packed` takes longer to choose
-    local FALSE, TRUE = '\194', '\195'
-
-    local function encode(group)
-        return packed(group.name) .. pack('>BI4Bi8Bi8BI4BI4', WHOLE, group.tier_queue, SIGNED,
-            group.vt, SIGNED, group.inner_vt, WHOLE, group.size, WHOLE, group.runnable)
-            .. (group.weight == 1 and '\1' or packed(group.weight))
-            .. (group.has_heads and TRUE or FALSE) .. (group.is_limited and TRUE or FALSE)
     end
 
     -- Read several at once.
@@ -322,7 +310,9 @@ local groups = part(function(groups)
                 call('UNLINK', turns_key(group), groups.heads_key(group.number))
             else
                 local n = #written
-                written[n + 1], written[n + 2] = group.number, encode(group)
+                written[n + 1], written[n + 2] = group.number, packed(group.name, group.tier_queue,
+                    group.vt, group.inner_vt, group.size, group.runnable, group.weight,
+                    group.has_heads, group.is_limited)
             end
         end
         changed = {}

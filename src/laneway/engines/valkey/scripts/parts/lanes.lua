@@ -50,27 +50,23 @@ lanes = part(function(lanes)
         end
     end
 
-    -- A record has a head of fixed width with what most calls change, then `latest`: both are
-    -- always decoded. The rest has what few lanes need: their classes in top lists, the clock of
-    -- their rate, gates, the group, and fields that are rarely used. A lane without any of these
-    -- has the rest `USUAL_REST`, which is neither decoded nor encoded: `is_open` is false then.
-    -- Setting such a field opens the lane.
+    -- A record has a head of fixed width with what most calls change, then `latest`. The rest,
+    -- which few lanes have, has their classes in top lists, the clock of their rate and the number
+    -- of their group (0: none), in fixed width, too; then, as MessagePack, by name those rare
+    -- fields that are not as usual (false: none), and the lane's gates, see turns.lua. A lane to
+    -- which a rare field was given `is_rare`.
     -- `was` is what `tallies` has counted of the lane.
     local HEAD = '<Bi8i4i4i4i4i4i8i8i8i8I2i8i8i8i4i4i4I2c0'
-    local REST = '<I2I4I2I2i8I2c0'
-    local HEAD_AND_REST = HEAD .. 'c0'
-    local USUAL_REST = ('\0'):rep(20)
-    local NEW = ('\0'):rep(101) .. USUAL_REST -- the record of a lane before anything is set
-    local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
-        'back_off_step', 'back_off_fence', 'mean', 'watched_until', 'need', 'owes', 'held_since',
-        'held_until' }
-    -- MessagePack's mark of a list of so many, the flow and the keys
-    local RARE_MARK = '\220\0\17'
-    local USUAL = { big = 0, old = 0, busy = 0, slow = 0, tat = 0, gate = '', is_rare =
-        false, flow = false, keys = false }
-    for n = 1, #RARE do
-        USUAL[RARE[n]] = 0
-    end
+    local REST = '<I2I4I2I2i8i8'
+    local NEW = ('\0'):rep(101) -- the record of a lane before anything is set
+    local USUAL = { big = 0, old = 0, busy = 0, slow = 0, tat = 0, gate = '', retried = 0, died = 0,
+        merged = 0, expired = 0, removed = 0, throttled = 0, back_off_until = 0, back_off_step = 0,
+        back_off_fence = 0, mean = 0, watched_until = 0, need = 0, owes = 0, held_since = 0,
+        held_until = 0, flow = false, keys = false }
+    -- a lane that has only these of them is not rare; `admitted` is not stored
+    local COMMON = { big = true, old = true, busy = true, slow = true, tat = true, gate = true,
+        admitted = true }
+    local NO_RARE, NO_RARE_MARK = '\194', 194 -- MessagePack's false
 
     -- False: a bucket, which has many topics.
     function lanes.topic(lane)
@@ -79,21 +75,10 @@ lanes = part(function(lanes)
 
     local LANE = { __index = USUAL }
 
-    -- Give a lane the fields of the rest.
-    local function open(lane, big, old, busy, slow, tat, gate)
-        setmetatable(lane, nil)
-        lane.is_open, lane.is_rare, lane.big, lane.old, lane.busy, lane.slow, lane.tat, lane.gate =
-            true, false, big, old, busy, slow, tat, gate
-        setmetatable(lane, LANE)
-    end
-
     -- Called for a field that the lane does not have.
     function LANE.__newindex(lane, field, value)
-        if not lane.is_open then
-            open(lane, 0, 0, 0, 0, 0, '')
-            lane[field] = value
-            return
-        elseif not lane.is_rare then
+        lane.has_rest = true
+        if not (lane.is_rare or COMMON[field]) then
             lane.is_rare = true
             tallies.begin_rare(lane, lane.was)
         end
@@ -109,7 +94,8 @@ lanes = part(function(lanes)
         local lane = setmetatable({
             name = '', number = 0, tier_queue = 0, place = IDLE, wake = 0, vt = 0, ready = 0,
             delayed = 0, parked = 0, leased = 0, bytes = 0, published = 0, delivered = 0, done = 0,
-            seen = 0, lately = 0, before = 0, sorted = 0, listed = 0, latest = '', is_open = false,
+            seen = 0, lately = 0, before = 0, sorted = 0, listed = 0, latest = '', has_rest = false,
+            is_rare = false,
             policy = false, is_changed = false, policy_name = false, is_bucket = false,
             arrived = false, index = false, score = 0, left = false, head_since = false,
             was = { 0, 0, 0, 0 },
@@ -118,20 +104,31 @@ lanes = part(function(lanes)
         return lane
     end
 
+    -- Set the fields that are not rare, without a call for each.
+    local function set_common(lane, has_rest, big, old, busy, slow, tat, gate)
+        setmetatable(lane, nil)
+        lane.has_rest, lane.big, lane.old, lane.busy, lane.slow, lane.tat, lane.gate, lane.admitted
+            = has_rest, big, old, busy, slow, tat, gate, nil
+        setmetatable(lane, LANE)
+    end
+
     local function decode_rest(lane, stored, at)
-        local big, old, busy, slow, tat, gate, behind = unpack_from(REST, stored, at)
-        open(lane, big, old, busy, slow, tat, gate)
-        if lane.tier_queue >= IN_GROUP then
-            lane.tier_queue, behind = -unpack_from('>I7', stored, behind), behind + 7
+        local big, old, busy, slow, tat, group, behind = unpack_from(REST, stored, at)
+        local rare = byte(stored, behind) ~= NO_RARE_MARK
+        if rare then
+            behind, rare = unpack_limit(stored, 1, behind - 1)
         end
-        if behind <= #stored then -- the values of a list, without a table
-            local flow, limited_keys
-            lane.retried, lane.died, lane.merged, lane.expired, lane.removed, lane.throttled,
-                lane.back_off_until, lane.back_off_step, lane.back_off_fence, lane.mean,
-                lane.watched_until, lane.need, lane.owes, lane.held_since, lane.held_until, flow,
-                limited_keys = values_of(sub(stored, behind + 3))
-            lane.flow = flow and adaptive.decode(flow) or false
-            lane.keys = limited_keys or false
+        local gate = behind > 0 and sub(stored, behind + 1) or '' -- -1: nothing follows
+        set_common(lane, true, big, old, busy, slow, tat, gate)
+        if group > 0 then
+            lane.tier_queue = -group
+        end
+        if rare then
+            lane.is_rare = true
+            for field, value in pairs(rare) do
+                lane[field] = value
+            end
+            lane.flow = lane.flow and adaptive.decode(lane.flow)
             tallies.begin_rare(lane, lane.was)
         end
     end
@@ -144,9 +141,8 @@ lanes = part(function(lanes)
         local lane = pool[taken]
         if not lane or lane.is_rare then
             lane = new_table()
-        elseif lane.is_open then -- an earlier call has used it for a lane without rare fields
-            lane.is_open, lane.is_rare, lane.big, lane.old, lane.busy, lane.slow, lane.tat,
-                lane.gate = false, nil
+        elseif lane.has_rest then -- an earlier call has used it for another lane
+            set_common(lane, false)
         end
         lane.place, lane.number, lane.ready, lane.delayed, lane.parked, lane.leased, lane.listed,
             lane.bytes, lane.published, lane.delivered, lane.done, lane.tier_queue, lane.wake,
@@ -162,49 +158,33 @@ lanes = part(function(lanes)
         elseif lane.policy_name then
             lane.policy_name, lane.is_bucket = false, false
         end
-        if sub(stored, rest) ~= USUAL_REST then
+        if rest <= #stored then
             decode_rest(lane, stored, rest)
         end
         return lane
     end
 
-    -- A list of `RARE`, the flow and the keys as MessagePack; "": all are 0.
     local function rare_of(lane)
-        local retried, died, merged, expired, removed, throttled, back_off_until, back_off_step,
-            back_off_fence, mean, watched_until, need, owes, held_since, held_until = lane.retried,
-            lane.died, lane.merged, lane.expired, lane.removed, lane.throttled,
-            lane.back_off_until, lane.back_off_step, lane.back_off_fence, lane.mean,
-            lane.watched_until, lane.need, lane.owes, lane.held_since, lane.held_until
-        if retried + died + merged + expired + removed + throttled + back_off_until + back_off_step
-            + back_off_fence + mean + watched_until + need + owes + held_until == 0
-            and not lane.flow and not lane.keys then
-            return ''
-        end
-        return RARE_MARK .. packed(retried, died, merged, expired, removed, throttled,
-            back_off_until, back_off_step, back_off_fence, mean, watched_until, need, owes,
-            held_since, held_until, lane.flow and adaptive.encode(lane.flow), lane.keys)
-    end
-
-    local function rest_of(lane)
-        local gate = turns.record(lane)
-        local rest = pack(REST, lane.big, lane.old, lane.busy, lane.slow, lane.tat, #gate, gate)
-        if lane.tier_queue < 0 then
-            rest = rest .. sortable(-lane.tier_queue)
-        end
-        return lane.is_rare and rest .. rare_of(lane) or rest
+        local rare = unusual_in(lane, USUAL)
+        rare.big, rare.old, rare.busy, rare.slow, rare.tat, rare.gate = nil
+        rare.flow = rare.flow and adaptive.encode(rare.flow)
+        return next(rare) ~= nil and packed(rare) or NO_RARE
     end
 
     local function encode(lane)
-        local tier_queue, latest = lane.tier_queue, lane.latest
-        local is_usual = not lane.is_open
+        local tier_queue, latest, group = lane.tier_queue, lane.latest, 0
         if tier_queue < 0 then
-            tier_queue, is_usual = IN_GROUP + tier_queues[tier_queue].number, false
+            tier_queue, group = tier_queues[tier_queue].number, -tier_queue
         end
-        return pack(HEAD_AND_REST, lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
+        local head = pack(HEAD, lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
             lane.leased, lane.listed, lane.bytes, lane.published, lane.delivered, lane.done,
             tier_queue, lane.wake, lane.vt, lane.seen, lane.lately, lane.before, lane.sorted,
-            #latest, latest,
-            is_usual and USUAL_REST or rest_of(lane))
+            #latest, latest)
+        if not lane.has_rest and group == 0 then
+            return head
+        end
+        return head .. pack(REST, lane.big, lane.old, lane.busy, lane.slow, lane.tat, group)
+            .. (lane.is_rare and rare_of(lane) or NO_RARE) .. turns.record(lane)
     end
 
     -- `stored`: its record, if it was read already; false: there is none.
@@ -654,7 +634,7 @@ lanes = part(function(lanes)
     local function place_at_gate(lane, gate)
         if gate == '' then
             leave_gates(lane)
-        elseif lane.place ~= AT_GATE or not turns.is_at(lane, gate) then
+        elseif lane.place ~= AT_GATE or not turns.of(lane).waits or turns.of(lane).key ~= gate then
             lanes.before_turn(lane)
             turns.arrive(lane, gate)
         end
@@ -884,8 +864,7 @@ lanes = part(function(lanes)
         end
         for n, stored in ipairs(read_many(keys.lanes, names)) do
             local name = names[n]
-            if known[name] == nil and stored and sub(stored, #NEW - #USUAL_REST + 1)
-                == USUAL_REST then
+            if known[name] == nil and stored and #stored == #NEW then
                 quiet[#quiet + 1], known[name] = name, false
             else
                 others[#others + 1] = lanes.find(name, stored) or nil

@@ -60,20 +60,15 @@ local messages = part(function(messages)
         known, unread, changed, letters, gone_lists, taken, is_used = {}, {}, {}, {}, {}, 0, false
     end
 
-    -- A record is a head of fixed width, the fields that few messages have, and the content. Each
-    -- of the latter fields has a usual value; a record has none of them if all are usual.
+    -- A record is a head of fixed width, the fields that few messages have, and the content. The
+    -- second part has, by name, those fields that are not as usual; the lane, if it is not named as
+    -- the topic; and a rank that is not near 0.
     local HEAD = '>BBI2I8I8I8I8I4'
     local HEAD_BYTES = 40
     local WHOLE = HEAD .. 'c0c0' -- rare fields and content
-    local RARE = { 'other_lane', 'attempts', 'deliveries', 'suspect', 'joined', 'parts',
-        'parts_bytes', 'unhandled_from', 'unhandled_times', 'mirrored', 'death', 'history' }
-    local RARE_MARK = '\156' -- MessagePack's mark of a list of so many
-    local FAR_MARK = '\157'  -- that of one more: a rank that is not near 0 follows
-    local USUAL = {
-        other_lane = false, attempts = 0, deliveries = 0, suspect = false, joined = 0, parts = 0,
-            parts_bytes = 0, unhandled_from = 0, unhandled_times = 0,
-        mirrored = false, death = false, history = false,
-    }
+    local USUAL = { attempts = 0, deliveries = 0, suspect = false, joined = 0, parts = 0,
+        parts_bytes = 0, unhandled_from = 0, unhandled_times = 0, mirrored = false, death = false,
+        history = false }
 
     local function is_near(rank)
         return rank >= NEAR_FROM - RANK_0 and rank <= NEAR_TO - RANK_0
@@ -176,17 +171,6 @@ local messages = part(function(messages)
         return cost >= 1 and cost <= MOST_COST and cost or 1
     end
 
-    local function decode_rare(record, stored)
-        local values = values_of(stored)
-        for n = 1, #RARE do
-            if values[n] ~= USUAL[RARE[n]] then
-                record[RARE[n]] = values[n]
-            end
-        end
-        record.rank = values[#RARE + 1] or record.rank
-        record.lane = record.other_lane or record.lane
-    end
-
     -- Decode the head. Returns where the content begins, and where the rare fields do.
     local function decode_head(record, mid, stored)
         if byte(stored) ~= RICH then
@@ -214,24 +198,22 @@ local messages = part(function(messages)
         record.size = #stored + record.content_to - at - unpack_from('>I2', stored, at)
         known[mid] = record
         if at > rare_at then
-            decode_rare(record, sub(stored, rare_at, at - 1))
+            for field, value in pairs(values_of(sub(stored, rare_at, at - 1))) do
+                record[field] = value
+            end
         end
         return record
     end
 
     local function rare_of(record)
-        local lane = record.lane
-        if lane ~= record.topic or (record.is_rare and record.other_lane) then
-            record.other_lane = lane ~= record.topic and lane
-        end
-        local far = not is_near(record.rank)
-        if not record.is_rare and not far then
+        local has_lane = record.lane and record.lane ~= record.topic
+        if not (record.is_rare or has_lane) and is_near(record.rank) then
             return ''
         end
-        return (far and FAR_MARK or RARE_MARK) .. packed(record.other_lane, record.attempts,
-            record.deliveries, record.suspect, record.joined, record.parts, record.parts_bytes,
-            record.unhandled_from, record.unhandled_times, record.mirrored, record.death,
-            record.history) .. (far and packed(record.rank) or '')
+        local rare = unusual_in(record, USUAL)
+        rare.lane, rare.rank = has_lane and record.lane or nil, not is_near(record.rank)
+            and record.rank or nil
+        return next(rare) ~= nil and packed(rare) or ''
     end
 
     function messages.encode(record)

@@ -67,7 +67,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 25
+local LAYOUT = 26
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record
@@ -227,6 +227,18 @@ local function named(fields, values)
     local found = {}
     for n = 1, #fields do
         found[fields[n]] = values[n]
+    end
+    return found
+end
+
+-- The fields of a table that are not as usual, by name: what a record has of fields that few need.
+local function unusual_in(from, usual)
+    local found = {}
+    for field, value in pairs(usual) do
+        local is = from[field]
+        if is ~= value then
+            found[field] = is
+        end
     end
     return found
 end

@@ -16,70 +16,17 @@ local turns = part(function(turns)
     local HELD_FOR = 60 * SECOND
     local CREDIT = VT_SCALE -- how much earlier a lane comes from another gate
     local LATE = 5000 -- microseconds that a worker may be late
-    local NEVER = '' -- the record of a lane that never was at a gate
-
-    -- A record is a mark, the place of `waits` in the key, 0 if it is none, and the key; then the
-    -- turn at each of these gates, -1 if there is none; then names and turns of other gates. If
-    -- there is only one gate it is a mark, the turn and the name: the lane waits there, or goes
-    -- through none now.
-    local SEVERAL, WAITS_AT_ONE, ONE = 1, 2, 3
-    local BEGINNING, TURN, OTHER = '<BBI2c0', '<i8', '<I2c0i8'
-    local OF_ONE, NAME_AT = '<Bi8', 10
-
-    -- Whether the lane, which is at gates, waits at one of this key. Mostly it need not be decoded.
-    function turns.is_at(lane, key_of_gates)
-        local found = lane.gate
-        if type(found) == 'string' and byte(found) == WAITS_AT_ONE then
-            return sub(found, NAME_AT) == key_of_gates
-        end
-        found = turns.of(lane)
-        return found.key == key_of_gates and found.waits ~= false
-    end
-
-    local function names_in(key_of_gates)
-        return string.gmatch(key_of_gates, '[^\31]+')
-    end
-
-    local function decode(stored)
-        local found = { waits = false, key = '', turns = {} }
-        if stored == NEVER then
-            return found
-        end
-        local mark = byte(stored)
-        if mark ~= SEVERAL then
-            local _, turn = unpack_from(OF_ONE, stored)
-            local name = sub(stored, NAME_AT)
-            found.turns[name] = turn
-            if mark == WAITS_AT_ONE then
-                found.waits, found.key = name, name
-            end
-            return found
-        end
-        local _, place, key_of_gates, at = unpack_from(BEGINNING, stored)
-        local n = 0
-        found.key = key_of_gates
-        for name in names_in(key_of_gates) do
-            local turn
-            turn, at = unpack_from(TURN, stored, at)
-            n = n + 1
-            found.turns[name] = turn >= 0 and turn or nil
-            if n == place then
-                found.waits = name
-            end
-        end
-        while at <= #stored do
-            local name, turn
-            name, turn, at = unpack_from(OTHER, stored, at)
-            found.turns[name] = turn
-        end
-        return found
-    end
+    local RECORD_MARK = '\147' -- MessagePack's mark of a list of three: waits, key, turns
 
     -- The lane's gates.
     function turns.of(lane)
         local found = lane.gate
         if type(found) == 'string' then
-            found = decode(found)
+            local waits, key_of_gates, its_turns, _ = false, '', {}, nil
+            if found ~= '' then
+                _, waits, key_of_gates, its_turns = unpack_limit(found, 3, 1)
+            end
+            found = { waits = waits, key = key_of_gates, turns = its_turns }
             lane.gate = found
         end
         return found
@@ -90,28 +37,10 @@ local turns = part(function(turns)
         local found = lane.gate
         if type(found) == 'string' then
             return found
+        elseif next(found.turns) == nil then
+            return ''
         end
-        local one, turn = next(found.turns)
-        if not one then
-            return NEVER
-        elseif next(found.turns, one) == nil and (found.key == '' or (found.waits == one
-            and found.key == one)) then
-            return pack(OF_ONE, found.waits and WAITS_AT_ONE or ONE, turn) .. one
-        end
-        local place, parts, is_in_key = 0, { '' }, {}
-        for name in names_in(found.key) do
-            if name == found.waits then
-                place = #parts
-            end
-            parts[#parts + 1], is_in_key[name] = pack(TURN, found.turns[name] or -1), true
-        end
-        for name, its in pairs(found.turns) do
-            if not is_in_key[name] then
-                parts[#parts + 1] = pack(OTHER, #name, name, its)
-            end
-        end
-        parts[1] = pack(BEGINNING, SEVERAL, place, #found.key, found.key)
-        return table.concat(parts)
+        return RECORD_MARK .. packed(found.waits, found.key, found.turns)
     end
 
     -- The group that the lane belongs to at a gate; nil: none, as at its group's own gate.
