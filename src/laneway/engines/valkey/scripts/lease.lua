@@ -49,11 +49,8 @@ local more = housekeeping.run(most_housekeeping)
 if (more or call_us() > HOUSE_US) and not delivers_anyway then
     return call_again()
 end
-gates.save()
 local found, runs, bodies, first, withheld, passed_over, begins, is_cut =
     serving.lease(room, pool, topics, startable, records_start, only, max_lease, others, ARGV[18])
-messages.save()
-gates.save()
 if is_cut and #found == 0 then -- the next call goes on where this one has ended
     return call_again()
 end

@@ -36,13 +36,9 @@ for n, stored in ipairs(read_many(keys.m, generated)) do
 end
 
 local leases = settling.read(mids)
-local dead = key('dead:' .. topic)
-for first = 1, #mids, SLICE do
-    local last = math.min(first + SLICE - 1, #mids)
-    for n, number in ipairs(call('ZMSCORE', dead, unpack(mids, first, last))) do
-        local lease = leases[first + n - 1]
-        letters[positions[first + n - 1]] = number and 'd'
-            or lease and not lease.gone and not lease.empty and 'l' or 'w'
-    end
+for n, number in ipairs(read_many(key('dead:' .. topic), mids, call, 'ZMSCORE')) do
+    local lease = leases[n]
+    letters[positions[n]] = number and 'd'
+        or lease and not lease.gone and not lease.empty and 'l' or 'w'
 end
 return table.concat(letters)

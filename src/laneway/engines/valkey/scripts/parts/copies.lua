@@ -69,7 +69,7 @@ local copies = part(function(copies)
         end
         local its_lanes, seen = lanes.of_topic(drafts[at].topic, policy), 0
         for _, lane in ipairs(its_lanes) do
-            if lane.leased > 0 or lanes.sleeps(lane) then
+            if lane.leased > 0 or (lane.place == ASLEEP and lane.wake > shard.now) then
                 return false
             end
             seen = math.max(seen, lane.seen)

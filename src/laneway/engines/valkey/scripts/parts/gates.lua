@@ -265,7 +265,7 @@ local gates = part(function(gates)
     end
 
     -- The gates of a key; false: one that is not defined.
-    local function of_key(name)
+    function gates.of_key(name)
         local found = by_key[name]
         if not found then
             is_used = is_used or at_next_begin(reset)
@@ -276,10 +276,6 @@ local gates = part(function(gates)
             by_key[name] = found
         end
         return found
-    end
-
-    function gates.of_key(name)
-        return of_key(name)
     end
 
     -- How many deliveries the gate admits now, of the lane that it is held for or of another one.
@@ -327,12 +323,12 @@ local gates = part(function(gates)
 
     -- Whether a lane that comes to the gates of a key is runnable: all have spare for it.
     function gates.claim(name)
-        for _, gate in ipairs(of_key(name)) do
+        for _, gate in ipairs(gates.of_key(name)) do
             if not gates.has_spare(gate, gate and gate.claimed) then
                 return false
             end
         end
-        for _, gate in ipairs(of_key(name)) do
+        for _, gate in ipairs(gates.of_key(name)) do
             gate.claimed, changed[gate] = gate.claimed + 1, true
         end
         return true
@@ -370,7 +366,7 @@ local gates = part(function(gates)
     -- no more. What the partitions of a topic share says nothing: the policy does.
     function gates.largest_cost(name, most)
         local by = nil
-        for _, gate in ipairs(of_key(name)) do
+        for _, gate in ipairs(gates.of_key(name)) do
             if gate and string.byte(gate.name) ~= 28 then
                 local limits = groups.settings(gate.name, gate.code, gate.operator)
                 local largest = limits[7] or fairness.largest_cost(limits[1], limits[2]
@@ -447,7 +443,7 @@ local gates = part(function(gates)
     -- The clocks of the gates of a key that have rates, for `fairness.admitted`, and these gates.
     function gates.clocks(name)
         local clocks, rated = {}, {}
-        for _, gate in ipairs(of_key(name)) do
+        for _, gate in ipairs(gates.of_key(name)) do
             if gate and gate.rate then
                 clocks[#clocks + 1] = { tat_of(gate), gate.step, gate.depth }
                 rated[#rated + 1] = gate
@@ -459,7 +455,7 @@ local gates = part(function(gates)
     -- End a lease's use of the gates of a key ("": none). `granted`: when it began; nil: the
     -- message was not delivered.
     function gates.free(name, granted)
-        for _, gate in ipairs(of_key(name)) do
+        for _, gate in ipairs(gates.of_key(name)) do
             if gate then
                 gate.leased = gate.leased - 1
                 changed[gate] = true
@@ -495,7 +491,7 @@ local gates = part(function(gates)
     end
 
     function gates.give_back_permits(name, permits, since)
-        for _, gate in ipairs(of_key(name)) do
+        for _, gate in ipairs(gates.of_key(name)) do
             if gate and gate.rate then
                 gate.tat = fairness.return_permits(gate.tat, gate.step, permits, since)
                 changed[gate] = true
@@ -647,14 +643,16 @@ local gates = part(function(gates)
 
     -- Housekeeping: open the gates whose next permit has come, or whose hold has ended.
     function gates.wake(most)
-        for _, name in ipairs(call('ZRANGE', keys.gate_wakes, '-inf', shard.now, 'BYSCORE', 'LIMIT',
-            0, most)) do
+        local due = call('ZRANGE', keys.gate_wakes, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
+        for _, name in ipairs(due) do
             local gate = gates.find(name)
             if gate then -- else the store lost it
                 gate.is_held_again, changed[gate] = gate.holder ~= 0, true
             end
         end
-        gates.save()
+        if due[1] then
+            gates.save()
+        end
     end
 
     function gates.save()

@@ -142,27 +142,14 @@ local housekeeping = part(function(housekeeping)
         end
     end
 
-    -- Whether the first member of a sorted set by time is due. Most calls find nothing to do.
-    local function has_due(name)
-        return call('ZRANGE', key(name), '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, 1)[1] ~= nil
-    end
-
     -- Process what is due, at most so many of each kind. Returns whether something is left.
     function housekeeping.run(budget)
         local more = events(budget)
-        if has_due('ids_until') then
-            ids.forget_finished(budget)
-        end
-        if has_due('edges') then
-            merging.forget_edges(budget)
-        end
+        ids.forget_finished(budget)
+        merging.forget_edges(budget)
         housekeeping.sweep(budget)
-        if has_due('key_wakes') then
-            key_limits.wake(budget)
-        end
-        if has_due('gate_wakes') then
-            gates.wake(budget)
-        end
+        key_limits.wake(budget)
+        gates.wake(budget)
         more = lanes.wake(budget) or more
         lanes.forget_idle(budget)
         return more or shard.sweeping > 0

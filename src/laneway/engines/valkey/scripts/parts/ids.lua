@@ -50,22 +50,16 @@ ids = part(function(ids)
         return record and record.topic == topic or false
     end
 
-    -- Add an id to those that `ids.load` is to read. Most topics have one: it needs no table.
+    -- Add an id to those that `ids.load` is to read.
     function ids.add_wanted(by_topic, topic, id)
-        local wanted = by_topic[topic]
-        if not wanted then
-            by_topic[topic] = id
-        elseif type(wanted) == 'string' then
-            by_topic[topic] = { wanted, id }
-        else
-            wanted[#wanted + 1] = id
-        end
+        local wanted = by_topic[topic] or {}
+        by_topic[topic], wanted[#wanted + 1] = wanted, id
     end
 
     -- Read several at once: the ids of each topic. A single one is read when it is needed.
     function ids.load(by_topic)
         for topic, wanted in pairs(by_topic) do
-            if type(wanted) ~= 'string' then
+            if wanted[2] then
                 writes.load_fields(of(topic), wanted)
             end
         end
@@ -152,7 +146,6 @@ ids = part(function(ids)
         end
         for topic, wanted in pairs(by_topic) do
             local name, gone = of(topic), {}
-            wanted = type(wanted) == 'string' and { wanted } or wanted
             for n, stored in ipairs(read_many(name, wanted)) do
                 local ends = finished_until(stored)
                 -- else the id was published again meanwhile

@@ -339,25 +339,20 @@ lanes = part(function(lanes)
     end
 
     local NAMES = 4096
-    -- keys of lanes' sorted sets by kind and number, because joining a number to a string is slow
+    -- keys of lanes by kind and number, because joining a number to a string is slow
     local names, count, prefix = {}, 0, nil
 
-    -- The key z:N, a:N or o:N.
+    -- The key q:N, z:N, a:N or o:N.
     function lanes.key_of(kind, lane)
         local name = prefix == PREFIX and names[kind][lane.number]
         if not name then
             if prefix ~= PREFIX or count >= NAMES then
-                names, count, prefix = { z = {}, a = {}, o = {} }, 0, PREFIX
+                names, count, prefix = { q = {}, z = {}, a = {}, o = {} }, 0, PREFIX
             end
             name = key(kind .. ':' .. text(lane.number))
             names[kind][lane.number], count = name, count + 1
         end
         return name
-    end
-
-    -- Whether its rate or a back-off delivers nothing until a later time.
-    function lanes.sleeps(lane)
-        return lane.place == ASLEEP and lane.wake > shard.now
     end
 
     function lanes.waiting(lane)
@@ -578,10 +573,7 @@ lanes = part(function(lanes)
                 return ASLEEP, permit
             end
         end
-        local gate = policy.gate
-        if lane.tier_queue < 0 or policy.shared then
-            gate = lanes.gate_of(lane, policy)
-        end
+        local gate = lanes.gate_of(lane, policy)
         if gate and not was_visited and (lane.place == RUNNABLE or lane.place == AT_GATE) then
             return lane.place, 0
         end
@@ -724,18 +716,13 @@ lanes = part(function(lanes)
         return max(allowed, 0)
     end
 
-    -- `lately`, `before` and `seen` of a lane, after so many deliveries.
-    function lanes.lately(taken, lately, before, seen, now)
-        local elapsed = now - seen
-        if elapsed >= RATE_WINDOW then
-            return taken, elapsed < 2 * RATE_WINDOW and lately or 0, now
-        end
-        return lately + taken, before, seen
-    end
-
     function lanes.count_deliveries(lane, taken)
-        lane.lately, lane.before, lane.seen = lanes.lately(taken, lane.lately, lane.before,
-            lane.seen, shard.now)
+        local elapsed = shard.now - lane.seen
+        if elapsed >= RATE_WINDOW then
+            lane.before = elapsed < 2 * RATE_WINDOW and lane.lately or 0
+            lane.lately, lane.seen = 0, shard.now
+        end
+        lane.lately = lane.lately + taken
         lane.delivered = lane.delivered + taken
         shard.delivered = shard.delivered + taken
     end
@@ -842,26 +829,20 @@ lanes = part(function(lanes)
         forget_all({ lane })
     end
 
-    local function load_members(members)
-        local names, found = {}, {}
-        for n, member in ipairs(members) do
-            names[n] = sub(member, 8)
+    -- The names in members of an index.
+    function lanes.names_in(members)
+        local names = {}
+        for n = 1, #members do
+            names[n] = sub(members[n], 8)
         end
-        lanes.load(names)
-        for _, name in ipairs(names) do
-            found[#found + 1] = lanes.find(name) or nil
-        end
-        return found
+        return names
     end
 
     -- Most idle lanes are in no top list and have no rare field: they are not decoded.
     function lanes.forget_idle(most)
         local members = call('ZRANGE', keys.idle, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
-        local names, quiet, others = {}, {}, {}
+        local names, quiet, others = lanes.names_in(members), {}, {}
         is_used = is_used or at_next_begin(reset)
-        for n = 1, #members do
-            names[n] = sub(members[n], 8)
-        end
         for n, stored in ipairs(read_many(keys.lanes, names)) do
             local name = names[n]
             if known[name] == nil and stored and #stored == #NEW then
@@ -876,12 +857,17 @@ lanes = part(function(lanes)
     end
 
     function lanes.wake(most)
-        local due = load_members(call('ZRANGE', keys.asleep, '-inf', shard.now, 'BYSCORE', 'LIMIT',
-            0, most))
-        for _, lane in ipairs(due) do
-            lanes.place(lane)
+        local names, woken = lanes.names_in(call('ZRANGE', keys.asleep, '-inf', shard.now,
+            'BYSCORE', 'LIMIT', 0, most)), 0
+        lanes.load(names)
+        for _, name in ipairs(names) do
+            local lane = lanes.find(name)
+            if lane then -- else the store lost it
+                lanes.place(lane)
+                woken = woken + 1
+            end
         end
-        return #due == most
+        return woken == most
     end
 
     function lanes.next_wake()

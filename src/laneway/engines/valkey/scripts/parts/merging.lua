@@ -6,15 +6,10 @@
 local merging = part(function(merging)
     local MAX_WAIT_WINDOWS = 10
 
-    -- The number of the message that waits with a merge key; nil: none.
-    function merging.waiting_number(topic, mkey)
-        local mid = writes.field(keys.merge, topic .. '\0' .. mkey)
-        return mid and tonumber(mid) or nil
-    end
-
+    -- The message that waits with a merge key; nil or false: none.
     function merging.waiting_one(topic, mkey)
-        local mid = merging.waiting_number(topic, mkey)
-        return mid and messages.read(mid)
+        local mid = writes.field(keys.merge, topic .. '\0' .. mkey)
+        return mid and messages.read(tonumber(mid))
     end
 
     -- Read the waiting messages of several merge keys at once: topic and key, joined by \0.

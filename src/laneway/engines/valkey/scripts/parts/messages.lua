@@ -695,15 +695,11 @@ local messages = part(function(messages)
         for topic in pairs(letters) do
             topics[#topics + 1] = topic
         end
-        for first = 1, #topics, SLICE do
-            local last = min(first + SLICE - 1, #topics)
-            local scores = call('ZMSCORE', keys['top:dead'], unpack(topics, first, last))
-            for n = first, last do
-                local more = letters[topics[n]]
-                local number = more and (tonumber(scores[n - first + 1]) or 0) + more
-                    or call('ZCARD', key('dead:' .. topics[n]))
-                writes.set_member(keys['top:dead'], topics[n], number > 0 and number)
-            end
+        for n, score in ipairs(read_many(keys['top:dead'], topics, call, 'ZMSCORE')) do
+            local more = letters[topics[n]]
+            local number = more and (tonumber(score) or 0) + more
+                or call('ZCARD', key('dead:' .. topics[n]))
+            writes.set_member(keys['top:dead'], topics[n], number > 0 and number)
         end
         letters = {}
     end

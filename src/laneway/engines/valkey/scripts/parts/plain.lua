@@ -5,9 +5,6 @@
 -- uses: lanes
 
 local plain = part(function(plain)
-    local NAMES = 4096
-    -- keys of lists by the lane's number, because joining a number to a string is slow
-    local names, count, prefix = {}, 0, nil
     -- lanes with more messages (`arrived`) than their records have room for
     local arrivals = {}
     -- numbers and records that are not written yet, flat, and how those end: the time of the call
@@ -18,18 +15,6 @@ local plain = part(function(plain)
             lane.arrived = false
         end
         arrivals, records = {}, {}
-    end
-
-    local function list_of(number)
-        if prefix ~= PREFIX or count == NAMES then
-            names, count, prefix = {}, 0, PREFIX
-        end
-        local name = names[number]
-        if not name then
-            name = key('q:' .. text(number))
-            names[number], count = name, count + 1
-        end
-        return name
     end
 
     -- The numbers in a record from one position to another.
@@ -47,7 +32,7 @@ local plain = part(function(plain)
         for n = 1, #arrived do
             mids[before + n] = arrived[n]
         end
-        call_many('RPUSH', list_of(lane.number), mids, 1)
+        call_many('RPUSH', lanes.key_of('q', lane), mids, 1)
         lane.listed, lane.latest = lane.listed + #mids, ''
     end
 
@@ -93,7 +78,7 @@ local plain = part(function(plain)
         local found = {}
         plain.write()
         if lane.listed > 0 and most > 0 then
-            found = call('LRANGE', list_of(lane.number), 0, most - 1)
+            found = call('LRANGE', lanes.key_of('q', lane), 0, most - 1)
             for n = 1, #found do
                 found[n] = tonumber(found[n])
             end
@@ -105,7 +90,7 @@ local plain = part(function(plain)
     function plain.take(lane, most, mids)
         local rest = most
         if lane.listed > 0 then
-            local found, before = call('LPOP', list_of(lane.number), most) or {}, #mids
+            local found, before = call('LPOP', lanes.key_of('q', lane), most) or {}, #mids
             for n = 1, #found do
                 mids[before + n] = tonumber(found[n])
             end
@@ -122,7 +107,7 @@ local plain = part(function(plain)
     function plain.drop(lane, taken)
         local listed = min(taken, lane.listed)
         if listed > 0 then
-            call('LTRIM', list_of(lane.number), listed, -1)
+            call('LTRIM', lanes.key_of('q', lane), listed, -1)
             lane.listed = lane.listed - listed
         end
         lane.latest = sub(lane.latest, 7 * (taken - listed) + 1)
@@ -136,6 +121,6 @@ local plain = part(function(plain)
                 return
             end
         end
-        lane.listed = lane.listed - call('LREM', list_of(lane.number), 1, mid)
+        lane.listed = lane.listed - call('LREM', lanes.key_of('q', lane), 1, mid)
     end
 end)

@@ -31,7 +31,7 @@ local policies = part(function(policies)
     -- the stem of the topic before, and what holds for its topics; nil: not known
     local stem_before, policy_before
     -- decoded policies by their records, which seldom change from call to call; those of patterns
-    -- by pattern and record: `is_of_pattern`
+    -- by pattern, with their records
     local decoded, of_patterns, sets, kinds = {}, {}, {}, 0
 
     local absent -- in the shard of this call, see below; nil: not looked up yet
@@ -151,7 +151,7 @@ local policies = part(function(policies)
             return nil
         elseif not policy or policy.stored ~= stored then
             policy = decode(stored)
-            policy.stored, policy.is_of_pattern, of_patterns[pattern] = stored, true, policy
+            policy.stored, of_patterns[pattern] = stored, policy
         end
         return policy
     end
@@ -293,7 +293,6 @@ local policies = part(function(policies)
     -- The operator's pattern overrides the topic's own policy in the code.
     local function combine(base, set)
         local policy = copy_of(base)
-        policy.is_of_pattern = base.is_of_pattern
         for field, value in pairs(set.code) do
             if not base.by_operator[field] then
                 policy[field] = value

@@ -28,16 +28,11 @@ local recent = part(function(recent)
         for topic in pairs(of_kind) do
             topics[#topics + 1] = topic
         end
-        for first = 1, #topics, SLICE do
-            local last = min(first + SLICE - 1, #topics)
-            local scores = run('ZMSCORE', name, unpack(topics, first, last))
-            for n = first, last do
-                local score = scores[n - first + 1]
-                local before = score and 2 ^ min(tonumber(score) - at, HIGHEST) or 0
-                is_new = is_new or not score
-                written[2 * n - 1], written[2 * n] = at + log(before + of_kind[topics[n]])
-                    / log_of_2, topics[n]
-            end
+        for n, score in ipairs(read_many(name, topics, run, 'ZMSCORE')) do
+            local before = score and 2 ^ min(tonumber(score) - at, HIGHEST) or 0
+            is_new = is_new or not score
+            written[2 * n - 1], written[2 * n] = at + log(before + of_kind[topics[n]]) / log_of_2,
+                topics[n]
         end
         run_many('ZADD', name, written, 2)
         if is_new and run('ZCARD', name) > 2 * MOST then
@@ -58,15 +53,6 @@ local recent = part(function(recent)
         end
     end
 
-    -- The topic of a lane's name, which may name a partition behind \31; nil: a bucket, which has
-    -- many topics.
-    local function topic_of(name)
-        if byte(name) ~= 30 then
-            local cut = find_in(name, '\31', 1, true)
-            return cut and sub(name, 1, cut - 1) or name
-        end
-    end
-
     -- Forget the counts that are 0 by now, of topics where nothing has happened for long.
     function recent.forget(now)
         for kind, half_life in pairs(HALF_LIVES) do
@@ -80,18 +66,12 @@ local recent = part(function(recent)
 
     -- Count the arrivals in a lane that has `published` messages now, `more` than before. Called
     -- if published % STEP < more: then the number passed a multiple of STEP.
-    function recent.arrived(name, published, more)
-        local topic = topic_of(name)
-        if topic then
-            local steps = floor(published / STEP) - floor((published - more) / STEP)
-            add('in-rate', topic, steps * STEP)
-        end
+    function recent.arrived(topic, published, more)
+        local steps = floor(published / STEP) - floor((published - more) / STEP)
+        add('in-rate', topic, steps * STEP)
     end
 
-    function recent.failed(name, count)
-        local topic = topic_of(name)
-        if topic then
-            add('failures', topic, count)
-        end
+    function recent.failed(topic, count)
+        add('failures', topic, count)
     end
 end)

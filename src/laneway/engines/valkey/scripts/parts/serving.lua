@@ -95,14 +95,6 @@ local serving = part(function(serving)
     -- A source: a sorted set that is read page by page, in the order of scores. Those of lanes are
     -- in their records too, which is faster than reading scores.
 
-    local function names_of(members)
-        local names = {}
-        for n = 1, #members do
-            names[n] = sub(members[n], 8)
-        end
-        return names
-    end
-
     -- Read the groups among the members of an index, and the lanes that a visit of each needs at
     -- least. They replace their members; the names of lanes replace the others.
     local function read_groups(members, gate)
@@ -122,8 +114,8 @@ local serving = part(function(serving)
             if group then
                 group.member, members[n] = members[n], group
                 if #more < wanted and not group.first then
-                    local found = names_of(call('ZRANGE', groups.runnable_key(group.number), 0,
-                        most - 1))
+                    local found = lanes.names_in(call('ZRANGE',
+                        groups.runnable_key(group.number), 0, most - 1))
                     found.most = most
                     group.first, firsts[#firsts + 1] = found, found[1]
                     more[#more + 1] = found
@@ -171,7 +163,7 @@ local serving = part(function(serving)
             if shard.groups > 0 then
                 read_groups(found, source.gate)
             else
-                found = names_of(found)
+                found = lanes.names_in(found)
                 source.records = lanes.read(found)
             end
         else
@@ -911,29 +903,31 @@ local serving = part(function(serving)
             or DEFAULT_MEAN
     end
 
-    -- How far `take` messages advance the lane's virtual time.
-    local function stride(lane, tier_queue, policy, take)
+    -- How far a virtual time advances by so many messages. `work`: what they are expected to cost,
+    -- which decides in a tier that is fair by time.
+    local function stride(tier_queue, weight, taken, work)
         if tier_queue.by_time then
-            return fairness.stride_of_work(expected_cost(lane, tier_queue) * take, policy.weight)
+            return fairness.stride_of_work(work, weight)
         end
-        return fairness.stride(take, policy.weight)
+        return fairness.stride(taken, weight)
     end
 
     -- How far a lane that waited at a gate may be behind its tier: a delivery of weight 1.
     local function credit(lane, tier_queue)
-        return tier_queue.by_time and fairness.stride_of_work(expected_cost(lane, tier_queue), 1)
-            or fairness.stride(1, 1)
+        return stride(tier_queue, 1, 1, expected_cost(lane, tier_queue))
     end
 
-    -- Advance the lane's virtual time. Returns the one that its tier queue, or group, has reached.
-    local function advance_time(lane, tier_queue, policy, take, is_alone)
-        local reached = lane.vt
-        lane.vt = reached + stride(lane, tier_queue, policy, take)
-        if is_alone then
-            reached = fairness.reached(reached, lane.vt, stride(lane, tier_queue, policy,
-                fairness.chunk(take, 2, policy.weight)))
+    -- Advance the virtual time of a lane or group by what it delivered. Returns the one that its
+    -- order has reached.
+    local function advance_time(entry, tier_queue, weight, taken, work, is_alone)
+        local before = entry.vt
+        entry.vt = before + stride(tier_queue, weight, taken, work)
+        if not is_alone then
+            return before
         end
-        return reached
+        local one_chunk = fairness.chunk(taken, 2, weight)
+        return fairness.reached(before, entry.vt, stride(tier_queue, weight, one_chunk, floor(work
+            * one_chunk / taken)))
     end
 
     -- `permits`: those that the messages use together; `largest`: the most that one uses.
@@ -945,7 +939,8 @@ local serving = part(function(serving)
             least = group and group.inner_vt or tier_queue.vt
             lane.vt = max(lane.vt, least - credit(lane, tier_queue))
         end
-        local reached = max(least, advance_time(lane, tier_queue, policy, take, is_alone))
+        local reached = max(least, advance_time(lane, tier_queue, policy.weight, take, take
+            * expected_cost(lane, tier_queue), is_alone))
         if group then
             group.inner_vt = reached
         else
@@ -971,16 +966,7 @@ local serving = part(function(serving)
     -- Charge a group for what its lanes delivered. `work`: what that is expected to cost, in a tier
     -- that is fair by time.
     local function charge_group(group, tier_queue, taken, work, is_alone)
-        local before, by_time = group.vt, tier_queue.by_time
-        group.vt = before + (by_time and fairness.stride_of_work(work, group.weight)
-            or fairness.stride(taken, group.weight))
-        tier_queue.vt = before
-        if is_alone then
-            local one_chunk = fairness.chunk(taken, 2, group.weight)
-            one_chunk = by_time and fairness.stride_of_work(floor(work * one_chunk / taken),
-                group.weight) or fairness.stride(one_chunk, group.weight)
-            tier_queue.vt = fairness.reached(before, group.vt, one_chunk)
-        end
+        tier_queue.vt = advance_time(group, tier_queue, group.weight, taken, work, is_alone)
         groups.touch(group)
     end
 
@@ -1084,16 +1070,7 @@ local serving = part(function(serving)
     -- in a bucket whose keys have limits. `in_order`: only if it is the lane's turn at its gates.
     local function visit(lane, tier_queue, room, count_of_lanes, mids, folded, in_order)
         local policy = lane.policy or lanes.policy_of(lane)
-        local is_limited, gate = policy.limited, policy.gate
-        if lane.tier_queue < 0 then
-            local group = groups.find(-lane.tier_queue)
-            if group and group.is_limited then
-                is_limited, gate = true, lanes.gate_of(lane, policy)
-            end
-        end
-        if policy.shared then
-            gate = lanes.gate_of(lane, policy)
-        end
+        local is_limited, gate = lanes.is_limited(lane, policy), lanes.gate_of(lane, policy)
         local take = min(room, fairness.chunk(room, count_of_lanes, policy.weight),
             lanes.allowance(lane, policy))
         if is_limited then
@@ -2030,6 +2007,7 @@ local serving = part(function(serving)
                 carries[tier_queue] = tier_queue.carry
             end
         end
+        gates.save()
         messages.save() -- housekeeping's changes are read from the store
         local first = last_fence() + 1
         if topics then
@@ -2048,6 +2026,8 @@ local serving = part(function(serving)
         for tier_queue, carry in pairs(carries) do
             tier_queue.carry = carry
         end
+        messages.save()
+        gates.save()
         -- what a worker leaves for its common slots is no news for others
         local is_left = calls.passed_over and not calls.is_common
         return out.messages, out.runs, out.bodies, first, calls.withheld or is_left,

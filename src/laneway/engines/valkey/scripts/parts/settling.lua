@@ -487,27 +487,18 @@ local settling = part(function(settling)
 
     -- Start and extend
 
-    local function alive(pairs_of)
-        local mids = {}
+    -- `change` each lease that is held. Returns 1 or 0 for each.
+    function settling.change_held(pairs_of, change)
+        local mids, answers, written = {}, {}, {}
         for n, each in ipairs(pairs_of) do
             mids[n] = each[1]
         end
-        local leases = settling.read(mids)
-        for n, each in ipairs(pairs_of) do
-            leases[n] = leases[n] and leases[n].fence == each[2] and not leases[n].gone
-                and leases[n]
-        end
-        return leases
-    end
-
-    -- `change` each lease that is held. Returns 1 or 0 for each.
-    function settling.change_held(pairs_of, change)
-        local answers, written = {}, {}
-        for n, lease in ipairs(alive(pairs_of)) do
-            answers[n] = lease and 1 or 0
-            if lease then
+        for n, lease in ipairs(settling.read(mids)) do
+            local is_held = lease and lease.fence == pairs_of[n][2] and not lease.gone
+            answers[n] = is_held and 1 or 0
+            if is_held then
                 change(lease)
-                written[#written + 1] = pairs_of[n][1]
+                written[#written + 1] = mids[n]
                 written[#written + 1] = settling.encode(lease)
             end
         end

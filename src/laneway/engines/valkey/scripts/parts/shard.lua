@@ -174,15 +174,9 @@ end
 
 -- Run a command with many arguments, in slices. `step`: arguments that belong together.
 local function run_many(command, name, arguments, step)
-    if #arguments <= SLICE then
-        if arguments[1] ~= nil then
-            run(command, name, unpack(arguments))
-        end
-        return
-    end
     local size = SLICE - SLICE % step
     for first = 1, #arguments, size do
-        run(command, name, unpack(arguments, first, math.min(first + size - 1, #arguments)))
+        run(command, name, unpack(arguments, first, min(first + size - 1, #arguments)))
     end
 end
 
@@ -193,15 +187,15 @@ local function call_many(command, name, arguments, step)
     run_many(command, name, arguments, step)
 end
 
--- Read many fields of a hash by `command_of`, which is `call` or `run`.
-local function read_many(name, fields, command_of)
-    command_of = command_of or call
+-- Read many fields of a hash, or scores of a sorted set (ZMSCORE). `command_of`: `call`, or `run`.
+local function read_many(name, fields, command_of, command)
+    command, command_of = command or 'HMGET', command_of or call
     if #fields <= SLICE then
-        return #fields > 0 and command_of('HMGET', name, unpack(fields)) or {}
+        return #fields > 0 and command_of(command, name, unpack(fields)) or {}
     end
     local found = {}
     for first = 1, #fields, SLICE do
-        local page = command_of('HMGET', name, unpack(fields, first, math.min(first + SLICE - 1,
+        local page = command_of(command, name, unpack(fields, first, min(first + SLICE - 1,
             #fields)))
         for n = 1, #page do
             found[first + n - 1] = page[n]

@@ -94,7 +94,6 @@ local tallies = part(function(tallies)
     local waits_used = {} -- and the waiting times of tiers
     -- the cells, and the waiting times, that were used last: mostly those that are used next
     local last_of, last_queue, last_cell, last_waiting, last_waits
-    local last_policy, queue_of_policy, cell_of_policy
 
     local function reset()
         for n = 1, #used do -- of a call that ended in an error
@@ -109,7 +108,7 @@ local tallies = part(function(tallies)
         if used[1] or waits_used[1] then
             used, waits_used = {}, {}
         end
-        here, last_of, last_waiting, last_policy = nil, nil, nil, nil
+        here, last_of, last_waiting = nil, nil, nil
     end
 
     local function look_up_shard()
@@ -131,7 +130,7 @@ local tallies = part(function(tallies)
         return cell
     end
 
-    -- The cell of a lane. Most lanes of a call have the same policy.
+    -- The cell of a lane.
     local function cell_of_lane(lane, queue)
         local policy = lane.policy
         if not policy and shard.own + shard.exact > 0 then
@@ -139,15 +138,10 @@ local tallies = part(function(tallies)
         end
         if policy and policy.history then
             return use(nil, tier_queues[queue].tier, lane.policy_name or lane.name)
-        elseif policy and policy == last_policy and queue == queue_of_policy then
-            return cell_of_policy
         end
         local stem = stem_of(lane.name) -- that of a partition is that of its topic
         if stem ~= last_of or queue ~= last_queue then
             last_of, last_queue, last_cell = stem, queue, use(stem, tier_queues[queue].tier)
-        end
-        if policy and policy.is_of_pattern then
-            last_policy, queue_of_policy, cell_of_policy = policy, queue, last_cell
         end
         return last_cell
     end
@@ -169,8 +163,8 @@ local tallies = part(function(tallies)
         local more, taken = published - was[1], delivered - was[2]
         if more ~= 0 then
             cell.published, was[1] = cell.published + more, published
-            if published % 32 < more then
-                recent.arrived(lane.name, published, more)
+            if published % 32 < more and not lane.is_bucket then -- a bucket has many topics
+                recent.arrived(lane.policy_name or lane.name, published, more)
             end
         end
         if taken ~= 0 then
@@ -186,7 +180,9 @@ local tallies = part(function(tallies)
             local failed = retried + died - was[5] - was[6]
             if failed > 0 then
                 cell.retried, cell.died = cell.retried + retried - was[5], cell.died + died - was[6]
-                recent.failed(lane.name, failed)
+                if not lane.is_bucket then
+                    recent.failed(lane.policy_name or lane.name, failed)
+                end
             end
             cell.merged, cell.throttled = cell.merged + merged - was[7], cell.throttled + throttled
                 - was[8]
@@ -286,6 +282,6 @@ local tallies = part(function(tallies)
             end
             waits.counts = {}
         end
-        used, waits_used, last_of, last_waiting, last_policy = {}, {}, nil, nil, nil
+        used, waits_used, last_of, last_waiting = {}, {}, nil, nil
     end
 end)

@@ -99,11 +99,8 @@ local wakeup = part(function(wakeup)
             return true
         end
         room = tonumber(room)
-        gates.save()
         local found, runs, bodies, first, withheld, _, _, is_cut = serving.lease(room, pool, nil,
             room, false, nil, longest ~= '0' and tonumber(longest) or nil)
-        messages.save()
-        gates.save()
         -- This worker learns the next event when it registers again. If others wait, one of them
         -- has to know it, because this one may be busy then.
         local wake = is_cut and shard.now or last[3] and next_wake.time()
