@@ -7,11 +7,8 @@ local backlog = part(function(backlog)
 
     local function waiting_of(topic, policy)
         if policy.buckets then
-            local own, count = key('t:' .. topic), 0
-            for _, state in ipairs({ 'd', 'p', 'r' }) do
-                count = count + call('ZLEXCOUNT', own, '[' .. state, '('
-                    .. string.char(string.byte(state) + 1))
-            end
+            local own = key('t:' .. topic)
+            local count = call('ZCARD', own) - call('ZLEXCOUNT', own, '[l', '(m') -- not leased
             return count, tonumber(call('HGET', keys.folded_bytes, topic) or 0)
         end
         local count, bytes = 0, 0

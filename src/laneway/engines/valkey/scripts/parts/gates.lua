@@ -183,12 +183,6 @@ local gates = part(function(gates)
         return gate and are_same(gate.code, limits) and gate or nil
     end
 
-    -- The same, if its concurrency adapts and something was delivered; else nil.
-    function gates.adapting(topic, limits)
-        local gate = gates.of_topic(topic, limits)
-        return gate and gate.flow and gate or nil
-    end
-
     -- Its flow has changed.
     function gates.adapted(gate)
         limits_of(gate)

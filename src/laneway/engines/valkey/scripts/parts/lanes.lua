@@ -870,12 +870,6 @@ lanes = part(function(lanes)
         return woken == most
     end
 
-    function lanes.next_wake()
-        local asleep, idle = call('ZRANGE', keys.asleep, 0, 0, 'WITHSCORES')[2], call('ZRANGE',
-            keys.idle, 0, 0, 'WITHSCORES')[2]
-        return tonumber(asleep), tonumber(idle)
-    end
-
     -- The lanes' names between two names, in order.
     function lanes.names_between(after, before, most)
         return call('ZRANGE', keys.names, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)

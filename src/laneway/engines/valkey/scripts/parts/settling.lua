@@ -281,8 +281,8 @@ local settling = part(function(settling)
         if policy.adapts and lane.flow then
             adapt(lane, lane.flow, policy, adaptive.limit(lane.flow, policy), lease, settlement)
         elseif policy.shared and policy.shared[5] then
-            local gate = gates.adapting(lane.policy_name or lane.name, policy.shared)
-            if gate then
+            local gate = gates.of_topic(lane.policy_name or lane.name, policy.shared)
+            if gate and gate.flow then
                 adapt(lane, gate.flow, gate, gate.concurrency, lease, settlement)
                 gates.adapted(gate)
             end
