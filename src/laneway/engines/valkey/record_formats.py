@@ -383,11 +383,13 @@ def draft_record(
 # Messages as they are stored
 
 
-class Rare(msgspec.Struct):
+class Rare(msgspec.Struct, kw_only=True):
     """Fields that few messages have, by name, see `messages.lua`."""
 
-    lane: str = ""
+    lane: str | bool = False
     """The name of the lane, if it is not the topic's."""
+    rank: int = 0
+    """A rank that is far from 0; the head of the record has others."""
     attempts: int = 0
     deliveries: int = 0
     suspect: bool = False
@@ -398,18 +400,14 @@ class Rare(msgspec.Struct):
     unhandled_times: int = 0
     death: Any = False  # [number, at, until, reason, error]
     history: Any = ()
-    rank: int | None = None
-    """A rank that is far from 0; the head of the record has others."""
 
 
-class Record(msgspec.Struct, kw_only=True):
+class Record(Rare, kw_only=True):
     """A message. False stands for none."""
 
     mid: int
     topic: str
-    lane: str | bool = False
     state: int = 0
-    rank: int = 1
     seq: int
     since: int
     published: int
@@ -421,16 +419,6 @@ class Record(msgspec.Struct, kw_only=True):
     headers: dict[str, str] | None = None
     sticky: bool = False
     body: bytes = b""
-    attempts: int = 0
-    deliveries: int = 0
-    suspect: bool = False
-    joined: int = 0
-    parts: int = 0
-    parts_bytes: int = 0
-    unhandled_from: int = 0
-    unhandled_times: int = 0
-    death: Any = False
-    history: Any = ()
 
     @property
     def priority(self) -> int:
@@ -489,6 +477,7 @@ def read_record(mid: int, stored: bytes) -> Record:
             mid=mid,
             topic=topic,
             lane=topic,
+            rank=1,
             seq=mid,
             since=published,
             published=published,
@@ -503,13 +492,13 @@ def read_record(mid: int, stored: bytes) -> Record:
     at = _HEAD.size + rare_bytes
     end = at + 2 + int.from_bytes(stored[at : at + 2])
     topic, key, own_id, headers, sticky, mkey = _meta(stored[at + 2 : end])
-    rare = _RARE.decode(stored[_HEAD.size : at]) if rare_bytes else _USUAL
+    rare = msgspec.structs.asdict(_RARE.decode(stored[_HEAD.size : at]) if rare_bytes else _USUAL)
+    rare["lane"] = rare["lane"] or (state != _DEAD and topic)
+    rare["rank"] = rare["rank"] or rank - RANK_0
     return Record(
         mid=mid,
         topic=topic,
-        lane=rare.lane or (state != _DEAD and topic),
         state=state,
-        rank=rank - RANK_0 if rare.rank is None else rare.rank,
         seq=seq,
         since=since,
         published=published,
@@ -521,16 +510,7 @@ def read_record(mid: int, stored: bytes) -> Record:
         headers=headers,
         sticky=sticky,
         body=stored[end:],
-        attempts=rare.attempts,
-        deliveries=rare.deliveries,
-        suspect=rare.suspect,
-        joined=rare.joined,
-        parts=rare.parts,
-        parts_bytes=rare.parts_bytes,
-        unhandled_from=rare.unhandled_from,
-        unhandled_times=rare.unhandled_times,
-        death=rare.death,
-        history=rare.history or (),
+        **rare,
     )
 
 
@@ -653,7 +633,7 @@ def _lease_of(
         rare.attempts + 1,
         rare.deliveries + 1,
         key,
-        -(rank - RANK_0 >> 1) if rare.rank is None else -(rare.rank >> 1),
+        -((rare.rank or rank - RANK_0) >> 1),
         headers,
         published,
         rare.suspect,
