@@ -658,7 +658,7 @@ class SqlQueue(Waits):
                     continue
                 if (
                     lane.topic is not None
-                    or tx.one("folded_heads", topic, *ALL_RANKS, 1) is not None
+                    or tx.one("folded_keys", topic, *ALL_RANKS, 1, 0) is not None
                 ):
                     return True
         return False

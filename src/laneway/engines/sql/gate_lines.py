@@ -19,6 +19,7 @@ heap at its new turn; its old entry has another turn than the lane, which shows 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from typing import Any
 
 from laneway.engines.shared import gates
@@ -42,8 +43,11 @@ the lane.
 class GateLines:
     """The orders at all gates, as far as a call has read them."""
 
-    def __init__(self, tx: Transaction, only: Only | None) -> None:
-        self.tx, self.only = tx, only
+    def __init__(
+        self, tx: Transaction, only: Only | None, upcoming: deque[tuple[Lane, str | None]]
+    ) -> None:
+        """`upcoming`: lanes that are read are added to it."""
+        self.tx, self.only, self.upcoming = tx, only, upcoming
         self.left_out: set[int] = set()
         """Lanes that deliver nothing more in this call."""
         self.moved: list[Lane] = []
@@ -334,6 +338,9 @@ class GateLine:
         numbers = [number for number, _ in rows]
         tx.load_numbers(numbers)
         lanes = tx.lane_cache.lanes
+        self._lines.upcoming.extend((lanes[number], None) for number in numbers)
+        if self._only is not None:
+            self._only.load_ranks(lanes[number] for number in numbers)
         for number in numbers:
             self._push(heap, lanes[number])
         self._mark(heap, index, "gates", rows)

@@ -8,7 +8,7 @@ publishing does nothing for them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,12 +18,24 @@ from laneway.engines.shared.states import IDLE, PARKED, READY
 from laneway.engines.sql.rows import NO_RANK, Lane, Row, Shard, line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from laneway.engines.sql.lane_cache import LaneCache
     from laneway.engines.sql.store import Session
     from laneway.engines.sql.touched_rows import MessageTable, ParkedTable, PlaceTable, Table
     from laneway.policy import Resolved
+
+    class Heads(Protocol):
+        """A lane's next messages that were read, see `reading_ahead.Heads`."""
+
+        rows: list[Next]
+        is_whole: bool
+
+        def more(self, most: int, *, is_narrow: bool = False) -> bool:
+            """Read more."""
+
+        def drop(self, held_back: Sequence[Next]) -> None:
+            """Some were parked."""
 
     class Transaction(Session, Protocol):
         """What limits per key need of a transaction, which uses them."""
@@ -55,10 +67,6 @@ if TYPE_CHECKING:
 
         def place(self, lane: Lane) -> None:
             """Determine the lane's place."""
-
-
-PAGE = 250
-"""Messages that are read at once behind those that keys have held back."""
 
 
 class Next(NamedTuple):
@@ -93,123 +101,80 @@ def _save(tx: Transaction, lane: Lane, policy: Resolved, key: str, state: Stored
         tx.key_states.put((lane.lane, key), *msgspec.structs.astuple(state))
 
 
-class Visit:
+def admitted(
+    tx: Transaction, lane: Lane, listed: Sequence[Next], most: int
+) -> tuple[list[Next], list[Next]]:
     """
-    One visit's look at the next messages of a lane: which of them their keys admit.
-
-    `cut`: whether it ended early, because it has parked many.
+    Return the first `most` of a lane's next messages that their keys admit, and those before the
+    last of these whose keys are at a limit.
     """
-
-    def __init__(self, tx: Transaction, lane: Lane, policy: Resolved) -> None:
-        self.cut = False
-        self._tx, self._lane, self._policy = tx, lane, policy
-        self._room: dict[str, int] = {}
-        self._room_at_rest = KeyState().room(policy, tx.now)
-        self._parked = 0
-
-    def next(self, most: int, passed: int) -> list[Next]:
-        """
-        The lane's next messages behind `passed` that this call delivers already, at most so many.
-        Those before them whose keys are at a limit are parked.
-        """
-        found: list[Next] = []
-        first = (lane := self._lane).lane, lane.first_rank, lane.first_pos
-        page = self._tx.all("ready_heads", *first, most, passed)
-        size = most
-        while not self._add(found, page, most) and len(page) == size and not self._is_over():
-            size = PAGE
-            page = self._tx.all("ready_keys", *first, size, passed + len(found))
-        return found
-
-    def next_picked(
-        self, topic: str | None, ranks: tuple[int, int], most: int, picked: Container[int]
-    ) -> list[Next]:
-        """
-        The same of messages with these ranks, less the `picked` ones; of one topic of a bucket, or
-        of the lane (None).
-        """
-        query, of = ("ranked_keys", self._lane.lane) if topic is None else ("folded_keys", topic)
-        found: list[Next] = []
-        size = most
-        while True:
-            listed = self._tx.all(query, of, *ranks, size)
-            found.clear()
-            self._room.clear()
-            page = [row for row in listed if row[0] not in picked]
-            parked = self._parked
-            if self._add(found, page, most) or len(listed) < size or self._is_over():
-                return found
-            if parked == self._parked:
-                size *= 2
-
-    def _is_over(self) -> bool:
-        self.cut = self._parked >= MOST_PARKED
-        return self.cut
-
-    def _add(self, found: list[Next], page: Sequence[Any], most: int) -> bool:
-        """Add the messages of a page that their keys admit. Returns whether these are all."""
-        tx, number = self._tx, self._lane.lane
-        keys = [
-            None if is_serial or key is None else key if topic is None else line_of(topic, key)
-            for _, _, key, topic, is_serial, *_ in page
-        ]
-        wanted = [(number, key) for key in keys if key is not None and key not in self._room]
-        lane = self._lane
-        if lane.leased or lane.parked or lane.keys_recover > tx.now:
-            tx.key_states.load(wanted)
-        else:  # all keys of the lane are at rest
-            tx.key_states.assume_absent(wanted)
-        held_back: list[tuple[int, str]] = []
-        is_all = False
-        tx.messages.adopt([row[5:] for row in page if len(row) > 5 and row[5] is not None])
-        for (mid, *_), key in zip(page, keys, strict=True):
-            if len(found) == most:
-                is_all = True
-                break
-            if key is not None:
-                room = self._room.get(key)
-                if room is None:
-                    state = _state(tx, number, key)
-                    room = self._room_at_rest
-                    if state is not None:
-                        room = state.room(self._policy, tx.now)
-                self._room[key] = room - 1
-                if room <= 0:
-                    held_back.append((mid, key))
-                    continue
-            found.append(Next(mid, key))
-        self._park(held_back)
-        return is_all or len(found) == most
-
-    def _park(self, held_back: Sequence[tuple[int, str]]) -> None:
-        if not held_back:
-            return
-        tx, lane = self._tx, self._lane
-        self._parked += len(held_back)
-        tx.messages.load(mid for mid, _ in held_back)
-        parked: dict[str, list[tuple[int, int]]] = {}
-        for mid, key in held_back:
-            row = tx.messages.get(mid)
-            if row is None:
+    policy, number = tx.policy_of(lane), lane.lane
+    at_rest = KeyState().room(policy, tx.now)
+    rooms: dict[str, int] = {}
+    found: list[Next] = []
+    held_back: list[Next] = []
+    for each in listed:
+        if len(found) == most:
+            break
+        key = each.key
+        if key is not None:
+            room = rooms.get(key)
+            if room is None:
+                state = _state(tx, number, key)
+                room = at_rest if state is None else state.room(policy, tx.now)
+            rooms[key] = room - 1
+            if room <= 0:
+                held_back.append(each)
                 continue
-            tx.ready.delete(lane.lane, row.rank, row.pos, row.seq)
-            tx.key_parked.put((lane.lane, key, row.rank, row.pos, row.seq), mid)
-            row.state = PARKED
-            tx.messages.save_state(row)
-            parked.setdefault(key, []).append((row.rank, row.pos))
-        for key, places in parked.items():
-            state = _state(tx, lane.lane, key) or StoredKeyState()
-            first = min(places)
-            if state.parked:
-                first = min(first, (state.first_rank, state.first_pos))
-            state.parked += len(places)
-            state.first_rank, state.first_pos = first
-            _save(tx, lane, self._policy, key, state)
-        count = sum(map(len, parked.values()))
-        lane.ready -= count
-        lane.parked += count
-        lane.key_limits = self._policy.key_limits
-        tx.touch(lane)
+        found.append(each)
+    return found, held_back
+
+
+def next_of(tx: Transaction, lane: Lane, heads: Heads, most: int) -> tuple[list[Next], bool]:
+    """
+    Return the lane's next messages that their keys admit, at most `most`, and park those before
+    them. Also returns whether it ended early, because many were parked.
+    """
+    parked = 0
+    while True:
+        found, held_back = admitted(tx, lane, heads.rows, most)
+        if held_back:
+            parked += len(held_back)
+            heads.drop(held_back)
+            _park(tx, lane, held_back)
+        if len(found) == most or heads.is_whole:
+            return found, False
+        if parked >= MOST_PARKED:
+            return found, True
+        heads.more(most, is_narrow=parked > 0)
+
+
+def _park(tx: Transaction, lane: Lane, held_back: Sequence[Next]) -> None:
+    policy = tx.policy_of(lane)
+    tx.messages.load(mid for mid, _ in held_back)
+    parked: dict[str, list[tuple[int, int]]] = {}
+    for mid, key in held_back:
+        row = tx.messages.get(mid)
+        if row is None:
+            continue
+        tx.ready.delete(lane.lane, row.rank, row.pos, row.seq)
+        tx.key_parked.put((lane.lane, key or "", row.rank, row.pos, row.seq), mid)
+        row.state = PARKED
+        tx.messages.save_state(row)
+        parked.setdefault(key or "", []).append((row.rank, row.pos))
+    for key, places in parked.items():
+        state = _state(tx, lane.lane, key) or StoredKeyState()
+        first = min(places)
+        if state.parked:
+            first = min(first, (state.first_rank, state.first_pos))
+        state.parked += len(places)
+        state.first_rank, state.first_pos = first
+        _save(tx, lane, policy, key, state)
+    count = sum(map(len, parked.values()))
+    lane.ready -= count
+    lane.parked += count
+    lane.key_limits = policy.key_limits
+    tx.touch(lane)
 
 
 def take(tx: Transaction, lane: Lane, policy: Resolved, delivered: Sequence[Next]) -> None:

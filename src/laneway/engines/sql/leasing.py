@@ -44,6 +44,7 @@ from laneway.engines.shared.size_classes import AGE_SHIFT
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, RUNNABLE
 from laneway.engines.sql import gate_order, key_limits, messages
 from laneway.engines.sql.gate_lines import FEW, GateLine, GateLines
+from laneway.engines.sql.reading_ahead import Heads, ReadingAhead
 from laneway.engines.sql.rows import (
     LANE_COLUMNS,
     NONE,
@@ -57,7 +58,7 @@ from laneway.engines.sql.rows import (
 )
 from laneway.engines.sql.tallies import noise_of, prefetch_noise
 from laneway.engines.sql.transaction import Transaction, rebased
-from laneway.engines.sql.wanted import ALL_RANKS, START, Only, Position
+from laneway.engines.sql.wanted import START, Only, Position
 from laneway.message import Lease
 
 if TYPE_CHECKING:
@@ -452,6 +453,8 @@ class _Candidates:
         else:
             tx.load_numbers(numbers)
             lanes = tx.lane_cache.lanes
+            if self._only is not None:
+                self._only.load_ranks(lanes[number] for number in numbers)
             for number in numbers:
                 self._offer(lanes[number])
         if len(rows) == page:
@@ -501,6 +504,7 @@ class _Candidates:
         ):
             self._seen.add(number)
             if self._only is None or self._only.takes(lane):
+                self._plan.ahead.upcoming.append((lane, None))
                 heapq.heappush(self._heap, (lane.vt, number, 0, lane))
                 self._entries += 1
 
@@ -624,13 +628,15 @@ class _Plan:
         self.visits: list[Visit] = []
         self.visited: dict[int, Lane] = {}
         self.picked: dict[int, list[int]] = {}
-        """By bucket, where a call names topics: the messages to deliver, in their order."""
-        self._passed: dict[int, int] = {}
-        """By lane with costs: how many of its messages this call takes already."""
-        self.keyed: dict[int, list[key_limits.Next]] = {}
-        """By lane with limits per key: its messages that this call takes, in their order."""
+        """
+        By lane, where a call names ranks, or topics of buckets: the messages to deliver, in their
+        order.
+        """
+        self.known: dict[int, list[int]] = {}
+        """The same of lanes that deliver their first messages."""
+        self.ahead = ReadingAhead(tx, None if only is None else only.wanted.ranks, self.visited)
         self.withheld = False
-        self.lines = GateLines(tx, only)
+        self.lines = GateLines(tx, only, self.ahead.upcoming)
         self._moves: dict[int, int] = {}
         """By lane: how often it went from one gate to another."""
         self._shared: dict[int, _Candidates] = {}
@@ -935,12 +941,11 @@ class _Plan:
         self,
         lane: Lane,
         room: int,
-        mids: Sequence[int] | None = None,
         folded: str | None = None,
     ) -> int:
         """Visit a lane that was not chosen by its virtual time; its group pays, too."""
         tier_queue, group = self.tx.tier_queue_of(lane), self.tx.group_of(lane)
-        taken = self.visit(lane, tier_queue, room, 1, mids, folded, in_order=False)
+        taken = self.visit(lane, tier_queue, room, 1, folded, in_order=False)
         if taken and group is not None:
             work = taken * self._expected_cost(lane, tier_queue)
             self._charge_group(group, tier_queue, taken, work, alone=True)
@@ -952,7 +957,6 @@ class _Plan:
         tier_queue: TierQueue,
         room: int,
         lanes: int,
-        mids: Sequence[int] | None = None,
         folded: str | None = None,
         *,
         in_order: bool = True,
@@ -960,54 +964,47 @@ class _Plan:
         """
         Take what all limits admit from the lane, and advance its virtual time by that.
 
-        `mids`: the messages to take, if they are not the lane's first ones. `folded`: only messages
-        of this topic, in a bucket whose keys have limits; they are added to `picked`. `in_order`:
-        only if it is the lane's turn at its gates.
+        `folded`: only messages of this topic, in a bucket. `in_order`: only if it is the lane's
+        turn at its gates.
         """
         tx = self.tx
         policy = tx.policy_of(lane)
         limited, gate = tx.limits_of(lane, policy)
         self.visited[lane.lane] = lane
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
-        ranks = None if self.only is None else self.only.wanted.ranks
-        if ranks is not None and folded is None and mids is None:
-            picked = self.picked.setdefault(lane.lane, [])
-            mids = [
-                mid for (mid,) in tx.all("ready_in", lane.lane, *ranks, max(take, 0), len(picked))
-            ]
-            take = len(mids)
         if limited:
             take = min(take, self.startable)
         if policy.paused or (lane.back_off_step and lane.back_off_until > tx.now):
             take = 0
         if take <= 0:  # the lane's policy changed since it was placed
             return 0
+        heads = self.ahead.of(lane, folded)
+        if heads is not None or gate is not None:
+            self.ahead.look(lane, folded, take, room)
+        is_picked = self.ahead.ranks is not None or folded is not None
+        if heads is not None and is_picked:
+            take = len(heads.first(take))
         gates: Sequence[GateState] = ()
         if gate is not None:
             gates = tx.gates_in(gate)
             if lane.place == AT_GATE and lane.gates_key != gate:
                 gate_order.change(tx, lane, gate)
-            take = min(take, self._room_at(lane, policy, gates, mids, in_order=in_order))
-            if take == 0:
-                return 0
+            take = min(take, self._room_at(lane, policy, gates, heads, in_order=in_order))
         keyed: list[key_limits.Next] = []
-        if policy.key_limited:
-            keyed = self._within_key_limits(lane, policy, take, folded)
-            mids = [each.mid for each in keyed] if lane.lane in self.picked else None
+        if heads is not None and policy.key_limited and take:
+            keyed, is_cut = key_limits.next_of(tx, lane, heads, take)
+            self.cut |= is_cut
             take = len(keyed)
-            if take == 0:
-                return 0
         permits, largest = take, 1
-        if lane.need and (policy.lane_rate or gates):
-            take, permits, largest = self._admit(lane, policy, gates, take, mids)
-            if take == 0:
-                return 0
-        if policy.key_limited:
+        if heads is not None and take and lane.need and (policy.lane_rate or gates):
+            take, permits, largest = self._admit(lane, policy, gates, take, heads)
+        if take == 0:
+            return 0
+        if keyed:
             key_limits.take(tx, lane, policy, keyed[:take])
-            if mids is None:
-                self.keyed.setdefault(lane.lane, []).extend(keyed[:take])
-        if mids is not None:
-            self.picked[lane.lane] += mids[:take]
+        if heads is not None:
+            known = self.picked if is_picked else self.known
+            known.setdefault(lane.lane, []).extend(heads.take(take))
         if limited:
             self.startable -= take
         if gates:
@@ -1026,7 +1023,7 @@ class _Plan:
         lane: Lane,
         policy: Resolved,
         gates: Sequence[GateState],
-        mids: Sequence[int] | None,
+        heads: Heads | None,
         *,
         in_order: bool,
     ) -> int:
@@ -1051,23 +1048,10 @@ class _Plan:
             return admitted
         if here is not None and in_order and all(state.name != here for state in blocked):
             cost = 1
-            if lane.need:
-                cost = min(self._costs(lane, 1, mids)[0], tx.largest_cost(policy, gates))
+            if lane.need and heads is not None:
+                cost = min(self._costs(heads, 1)[0], tx.largest_cost(policy, gates))
             gate_order.move(tx, lane, blocked, self.lines.is_turn, cost)
         return 0
-
-    def _within_key_limits(
-        self, lane: Lane, policy: Resolved, most: int, folded: str | None
-    ) -> list[key_limits.Next]:
-        """The lane's next messages that their keys admit, at most so many."""
-        visit = key_limits.Visit(self.tx, lane, policy)
-        picked = self.picked.get(lane.lane)
-        if picked is None:
-            found = visit.next(most, len(self.keyed.get(lane.lane, ())))
-        else:
-            found = visit.next_picked(folded, self._ranks(), most, picked)
-        self.cut |= visit.cut
-        return found
 
     def _admit(
         self,
@@ -1075,7 +1059,7 @@ class _Plan:
         policy: Resolved,
         gates: Sequence[GateState],
         most: int,
-        mids: Sequence[int] | None,
+        heads: Heads,
     ) -> tuple[int, int, int]:
         """
         How many of the lane's next messages the rates of lane and gates admit by their costs; the
@@ -1092,7 +1076,7 @@ class _Plan:
         clocks += [clock for state in rated if (clock := state.clock(tx.now)) is not None]
         if not clocks:
             return most, most, 1
-        costs = self._costs(lane, most, mids)
+        costs = self._costs(heads, most)
         largest = tx.largest_cost(policy, gates)
         costs = [min(cost, largest) for cost in costs]
         count, stopped = fairness.admitted(clocks, tx.now, costs)
@@ -1102,17 +1086,14 @@ class _Plan:
         elif count == 0:
             short = [state for state, is_short in zip(rated, stopped, strict=True) if is_short]
             gate_order.wait_for_permits(tx, lane, gates, short, costs[0])
-        if mids is None:
-            self._passed[lane.lane] = self._passed.get(lane.lane, 0) + count
         return count, sum(costs[:count]), max(costs[:count], default=1)
 
-    def _costs(self, lane: Lane, most: int, mids: Sequence[int] | None) -> list[int]:
-        """The costs of the lane's next messages, after those that this call takes already."""
-        if mids is not None:
-            return costs_of(self.tx, mids[:most])
-        first = lane.lane, lane.first_rank, lane.first_pos
-        rows = self.tx.all("head_costs", *first, most, self._passed.get(lane.lane, 0))
-        return [messages.cost_of(headers) for (headers,) in rows] or [1]
+    def _costs(self, heads: Heads, most: int) -> list[int]:
+        """The costs of the lane's next messages."""
+        found = [mid for mid, _ in heads.first(most)]
+        self.tx.messages.load(found)
+        rows = map(self.tx.messages.get, found)
+        return [messages.cost_of(row.headers if row is not None else None) for row in rows] or [1]
 
     def _charge(
         self,
@@ -1175,48 +1156,26 @@ class _Plan:
     def serve_topics(self, topics: Sequence[str], pool: str, room: int) -> None:
         """Serve these topics strictly in their order."""
         tx = self.tx
-        for topic in topics:
-            policy = tx.policy(topic)
-            names = [lane_name(policy, topic, None, n)[0] for n in range(max(policy.partitions, 1))]
-            tx.load_names(names)
-            for name in names:
-                lane = tx.find_lane(name)
-                if (
-                    room <= 0
-                    or lane is None
-                    or tx.tier_queue_of(lane).pool != pool
-                    or not can_deliver(tx, lane)
-                ):
-                    continue
-                if not self.startable and tx.is_limited(lane, tx.policy_of(lane)):
-                    self.withheld = True
-                    return
-                if lane.topic is None:
-                    room -= self._visit_folded(lane, topic, room)
-                else:
-                    room -= self.visit_alone(lane, room)
-
-    def _visit_folded(self, lane: Lane, topic: str, room: int) -> int:
-        """Visit a bucket for the messages of one topic only."""
-        picked = self.picked.setdefault(lane.lane, [])
-        if self.tx.policy_of(lane).key_limited:
-            return self.visit_alone(lane, room, folded=topic)
-        heads = [
-            mid
-            for (mid,) in self.tx.all("folded_heads", topic, *self._ranks(), room + len(picked))
-            if mid not in picked
-        ][:room]
-        return self.visit_alone(lane, len(heads), heads) if heads else 0
-
-    def _ranks(self) -> tuple[int, int]:
-        """The smallest and the largest rank that the call takes."""
-        ranks = None if self.only is None else self.only.wanted.ranks
-        return ALL_RANKS if ranks is None else ranks
-
-
-def costs_of(tx: Transaction, mids: Sequence[int]) -> list[int]:
-    """The costs of these messages, in their order."""
-    return [messages.cost_of(headers) for (headers,) in tx.all("costs_of", tx.array(mids))]
+        policies = tx.policies(topics)
+        named = [
+            (topic, lane_name(policy, topic, None, n)[0])
+            for topic, policy in zip(topics, policies, strict=True)
+            for n in range(max(policy.partitions, 1))
+        ]
+        tx.load_names(name for _, name in named)
+        visits = [
+            (lane, topic if lane.topic is None else None)
+            for topic, name in named
+            if (lane := tx.find_lane(name)) is not None and tx.tier_queue_of(lane).pool == pool
+        ]
+        self.ahead.upcoming.extend(visits)
+        for lane, folded in visits:
+            if room <= 0 or not can_deliver(tx, lane):
+                continue
+            if not self.startable and tx.is_limited(lane, tx.policy_of(lane)):
+                self.withheld = True
+                return
+            room -= self.visit_alone(lane, room, folded)
 
 
 def _interleaved(tx: Transaction, visits: list[Visit]) -> list[Visit]:
@@ -1256,7 +1215,7 @@ class _Deliveries:
     ) -> None:
         self.tx = plan.tx
         self._max_lease_us = FOREVER_US if max_lease_us is None else max_lease_us
-        self._picked, self._keyed = plan.picked, plan.keyed
+        self._picked, self._known = plan.picked, plan.known
         self.record_start = record_start
         self._holder = holder
         self._delivered: list[Lease] = []
@@ -1296,9 +1255,7 @@ class _Deliveries:
     def _read(self, visits: list[Visit]) -> dict[int, list[Row]]:
         """By lane: the messages to deliver, which are deleted from `ready`."""
         tx = self.tx
-        named = self._picked | {
-            number: [each.mid for each in several] for number, several in self._keyed.items()
-        }
+        named = self._picked | self._known
         wanted: dict[int, int] = {}
         for lane, take, *_ in visits:
             if lane.lane not in named:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from laneway.engines.base import MAX_PASSED_OVER
@@ -85,6 +85,8 @@ class Only:
         self._stopped: dict[tuple[int, str], Position] = {}
         self._groups: dict[tuple[int, str], tuple[tuple[int, str], tuple[int, int]]] = {}
         """By index of a group: the index that lists the group, and the position before it."""
+        self._has_ranks: dict[int, bool] = {}
+        """By lane: whether it has messages with the ranks that the caller takes."""
         self._left = MAX_PASSED_OVER
         self.passed_over = False
 
@@ -117,8 +119,20 @@ class Only:
         return False
 
     def _has_rank(self, lane: Lane) -> bool:
-        ranks = self.wanted.ranks
-        return ranks is None or self._tx.one("ready_in", lane.lane, *ranks, 1, 0) is not None
+        if self.wanted.ranks is None:
+            return True
+        if lane.lane not in self._has_ranks:
+            self.load_ranks([lane])
+        return self._has_ranks[lane.lane]
+
+    def load_ranks(self, lanes: Iterable[Lane]) -> None:
+        """Read whether these lanes have messages that the caller takes, all in one statement."""
+        if self.wanted.ranks is None:
+            return
+        numbers = [lane.lane for lane in lanes if self.wanted.takes(lane)]
+        found = self._tx.all("lanes_with_ranks", self._tx.array(numbers), *self.wanted.ranks)
+        self._has_ranks.update(dict.fromkeys(numbers, False))
+        self._has_ranks.update((number, True) for (number,) in found)
 
     def begin(self, number: int, index: str) -> Position:
         """

@@ -49,29 +49,27 @@ SELECT v.column1, v.column2, (SELECT p.mid FROM key_parked p
   FROM (VALUES (?, ?)) v
   {join} key_state k ON k.lane = v.column1 AND k.key = v.column2;
 
--- name: ready_keys
--- The keys of a lane's ready messages in their order, behind some of them.
-SELECT r.mid, r.rank, m.key, m.topic, m.serial FROM ready r LEFT JOIN message m ON m.mid = r.mid
- WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?) ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
-
 -- name: ready_heads
--- The same with what a lease reads of most messages.
-SELECT r.mid, r.rank, m.key, m.topic, m.serial, {head}
-  FROM ready r LEFT JOIN message m ON m.mid = r.mid
- WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?) ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
+-- What a lease reads of most of a lane's ready messages, from a place to the end of a rank, behind
+-- some of them; and their keys.
+SELECT r.mid, m.key, m.topic, m.serial, {head} FROM ready r LEFT JOIN message m ON m.mid = r.mid
+ WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?) AND r.rank <= ?
+ ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
 
--- name: ranked_keys
--- The same as `ready_keys`, of messages whose rank is between two.
-SELECT r.mid, r.rank, m.key, m.topic, m.serial FROM ready r LEFT JOIN message m ON m.mid = r.mid
- WHERE r.lane = ? AND r.rank BETWEEN ? AND ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+-- name: ready_keys
+-- The keys of the same messages.
+SELECT r.mid, m.key, m.topic, m.serial FROM ready r LEFT JOIN message m ON m.mid = r.mid
+ WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?) AND r.rank <= ?
+ ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
 
 -- name: folded_keys
--- The same of the first messages of a topic whose lane is a bucket, see `folded_heads`.
-SELECT m.mid, m.rank, m.key, m.topic, m.serial FROM message m
+-- The same of the first messages of a topic whose lane is a bucket, with ranks between two. The
+-- search begins with the topic, because the bucket may have many others.
+SELECT m.mid, m.key, m.topic, m.serial FROM message m
   {join} ready r ON r.lane = m.lane AND r.rank = m.rank
       AND r.pos = CASE WHEN m.rank & 1 = 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
  WHERE m.topic = ? AND m.state = 0 AND m.rank BETWEEN ? AND ?
- ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+ ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
 
 -- name: check_key_states
 -- Keys whose state counts other leases or parked messages than there are, and how many there are.

@@ -13,24 +13,6 @@ SELECT {head} FROM ready r {join} message m ON m.mid = r.mid
     WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?)
     ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
--- name: folded_heads
--- The first messages of a topic whose lane is a bucket, with ranks between two. The search begins
--- with the topic, because the bucket may have many others.
-SELECT m.mid FROM message m
-  {join} ready r ON r.lane = m.lane AND r.rank = m.rank
-      AND r.pos = CASE WHEN m.rank & 1 = 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
- WHERE m.topic = ? AND m.state = 0 AND m.rank BETWEEN ? AND ?
- ORDER BY r.rank, r.pos, r.seq LIMIT ?;
-
--- name: head_costs
--- The headers of the first messages of a lane, behind some that are leased in this call.
-SELECT m.headers FROM ready r LEFT JOIN message m ON m.mid = r.mid
- WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?) ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
-
--- name: costs_of
--- The headers of these messages (JSON list of numbers).
-SELECT m.headers FROM {array ?} j LEFT JOIN message m ON m.mid = j.value ORDER BY j.key;
-
 -- name: leases_read
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot
   FROM {array ?} j

@@ -264,7 +264,7 @@ SELECT m.mid, -(m.rank >> 1), m.since, m.seq FROM message m
                    AND k.head = m.mid AND k.held = 1)
  ORDER BY -(m.rank >> 1), m.since, m.seq LIMIT 1;
 
--- name: ready_in
--- The ready messages of a lane whose rank is between two, in their order, behind some of them.
-SELECT mid FROM ready WHERE lane = ? AND rank BETWEEN ? AND ? ORDER BY rank, pos, seq
- LIMIT ? OFFSET ?;
+-- name: lanes_with_ranks
+-- Those of these lanes that have a ready message whose rank is between two.
+SELECT j.value FROM {array ?} j
+ WHERE EXISTS (SELECT 1 FROM ready r WHERE r.lane = j.value AND r.rank BETWEEN ? AND ?);
