@@ -979,7 +979,7 @@ class _Plan:
         if take <= 0:  # the lane's policy changed since it was placed
             return 0
         heads = self.ahead.of(lane, folded)
-        if heads is not None or gate is not None:
+        if heads is not None or (gate is not None and not tx.has_read_gates(gate)):
             self.ahead.look(lane, folded, take, room)
         is_picked = self.ahead.ranks is not None or folded is not None
         if heads is not None and is_picked:

@@ -704,6 +704,10 @@ class Transaction(Statements):
             self.load_gates([name])
         return self._gates[name]
 
+    def has_read_gates(self, key: str) -> bool:
+        """Whether the gates of a key are known."""
+        return key in self._gates_in or all(name in self._gates for name in gate_names(key))
+
     def load_gates(self, keys: Iterable[str]) -> None:
         """Read the gates of these keys, all in one statement."""
         known = self._gates
