@@ -135,6 +135,33 @@ def test_no_rule_makes_a_round_trip_for_each_topic(
         assert waited <= most + SPARE, f"{call}: {waited} round trips"
 
 
+def test_lists_of_messages_make_no_round_trip_for_each() -> None:
+    """Merged messages with a history, dead and waiting."""
+    with _engines() as (engine, _):
+        engine.policy_set("code", "t", {"merge": "all", "history": True})
+
+        def trips(run: Callable[[], Any]) -> int:
+            connection = engine._store._connection
+            assert connection is not None
+            before = connection.pipeline.trips
+            assert len(run()) == 200
+            return connection.pipeline.trips - before
+
+        def put() -> None:
+            engine.put([Draft("t", b"x", key=f"k{n}") for n in range(200) for _ in range(2)])
+
+        put()
+        leases = engine.lease(500).leases
+        engine.settle([Settlement(each.handle, each.fence, "dead") for each in leases])
+        put()
+        for run in (
+            partial(engine.dead_list, limit=200),
+            partial(engine.topic_peek, "t", limit=200),
+        ):
+            run()  # prepares
+            assert trips(run) <= 16
+
+
 @contextmanager
 def _engines() -> Iterator[tuple[PostgresEngine, PostgresEngine]]:
     """An engine, and another process's on the same namespace."""

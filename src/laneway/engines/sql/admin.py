@@ -268,6 +268,8 @@ class SqlEngine(SqlQueue, Reads, PolicyChanges):
                 if topic is None
                 else tx.all("dead_list_of", topic, after, limit)
             )
+            tx.messages.load([mid for _, mid, *_ in rows])
+            views.prefetch(tx, [tx.messages.get(mid) for _, mid, *_ in rows])
             return [
                 (row[0], view) for row in rows if (view := views.dead_view(tx, row)) is not None
             ]

@@ -235,6 +235,15 @@ def add_outstanding(tx: Transaction, topic: str, outstanding: shared.Cursors, fi
 # Messages
 
 
+def prefetch(tx: Transaction, rows: Iterable[Row | None]) -> None:
+    """Ask for what the views of these messages read."""
+    for row in rows:
+        if row is not None:
+            tx.prefetch("note_read", row.mid)
+            if row.parts:
+                tx.prefetch("parts_read", row.mid)
+
+
 def message_view(tx: Transaction, row: Row, leases: Mapping[int, Held]) -> MessageView | None:
     """A message as administration sees it."""
     held = leases.get(row.mid)
