@@ -89,6 +89,9 @@ RULES = {
     "named topics with partitions": Rule((3, 7, 2), {"partitions": 4}, _key, _NAMES),
     "named topics with limits per key": Rule((2, 6, 3), _KEYS, _key, _NAMES),
     "named topics in buckets": Rule((3, 9, 2), {"buckets": 16}, lease=_NAMES),
+    "a full gate for each topic": Rule((3, 8, 4), owns={"gate": "full{}"}),
+    "a full gate and a limit per key": Rule((3, 8, 5), _KEYS, _key, owns={"gate": "full{}"}),
+    "partitions with a limit": Rule((4, 8, 4), {"partitions": 4, "concurrency": 2}, _key),
     "a retry": Rule((2, 5, 6), settlement={"action": "retry", "delay_us": 0}),
     "a death": Rule((2, 3, 7), settlement={"action": "dead"}),
 }
@@ -106,6 +109,7 @@ def test_no_rule_makes_a_round_trip_for_each_topic(
         engine.gate_set("rated", Gate(rate=100_000, burst=10_000))
         for n in range(TOPICS):
             engine.gate_set(f"gate{n}", Gate(concurrency=1_000))
+            engine.gate_set(f"full{n}", Gate(concurrency=messages // TOPICS))
             own = {field: template.format(n) for field, template in rule.owns.items()}
             if own:
                 engine.policy_set("code", f"t.{n}", own)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from laneway.engines.shared import gates
@@ -52,8 +53,13 @@ class GateLines:
         """Lanes that deliver nothing more in this call."""
         self.moved: list[Lane] = []
         """Lanes that this call has moved to other gates."""
+        self.first_pages: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+        """By values of `lanes_at_gate`: what it has read for an order that begins soon."""
         self._lines: dict[tuple[str, int], GateLine] = {}
         self._tier_queues: dict[str, list[int]] = {}
+        """By gate: those with lanes there, those too that came there in this call."""
+        self._stored: dict[str, list[int]] = {}
+        """By gate: those that had lanes there before."""
         self._has_pools = len({queue.pool for queue in tx.tier_queues.values()}) > 1
 
     def line(self, gate: GateState, tier_queue: int, page: int = FEW) -> GateLine:
@@ -64,12 +70,44 @@ class GateLines:
             found = self._lines[key] = GateLine(self, gate, tier_queue, page)
         return found
 
+    def read(self, gates: Iterable[GateState], tier_queue: int, page: int) -> None:
+        """Read the beginnings of the orders of a tier queue at these gates together."""
+        tx, reads = self.tx, list[tuple[Any, ...]]()
+        for gate in gates:
+            if (gate.name, tier_queue) not in self._lines:
+                index = index_of(tx, gate, tier_queue)
+                reads.append((gate.name, index, -1, -1, page))
+                tx.prefetch("lanes_at_gate", *reads[-1])
+        self.first_pages = {read: tx.all("lanes_at_gate", *read) for read in reads}
+        tx.load_numbers(number for rows in self.first_pages.values() for number, _ in rows)
+        if len(reads) > 1:
+            self._read_tier_queues([name for name, *_ in reads])
+
+    def expect(self, lanes: Iterable[Lane]) -> None:
+        """Read together which tier queues have lanes at the gates of these lanes."""
+        tx = self.tx
+        names = {
+            gate.name: None
+            for lane in lanes
+            for gate in tx.gates_in(tx.gate_of(lane, tx.policy_of(lane)))
+            if gate.name not in self._stored
+        }
+        if len(names) > 1:
+            self._read_tier_queues(list(names))
+
+    def _read_tier_queues(self, names: Sequence[str]) -> None:
+        """Read which tier queues have lanes at these gates."""
+        self._stored.update((name, []) for name in names)
+        for name, number in self.tx.all("gate_entries_of", self.tx.array(names)):
+            self._stored[name].append(number)
+
     def at(self, gate: GateState) -> list[GateLine]:
         """The orders of all tier queues with lanes at a gate."""
         numbers = self._tier_queues.get(gate.name)
         if numbers is None:
-            stored = [number for (number,) in self.tx.all("gate_entries_of", gate.name)]
-            numbers = self._tier_queues[gate.name] = stored
+            if gate.name not in self._stored:
+                self._read_tier_queues([gate.name])
+            numbers = self._tier_queues[gate.name] = self._stored[gate.name]
             for lane in (*self.tx.came_up, *self.moved):
                 self._note(lane, gate.name)
         return [self.line(gate, number) for number in numbers]
@@ -145,6 +183,12 @@ class GateLines:
         return for_us > 0
 
 
+def index_of(tx: Transaction, gate: GateState, tier_queue: int) -> int:
+    """Whose lanes are a gate's entries: the tier queue, or the group whose gate it is."""
+    own = tx.groups.find(tier_queue, gate.name[1:]) if gate.name.startswith(GROUP) else None
+    return tier_queue if own is None else -own.number
+
+
 class GateLine:
     """The lanes and groups of a tier queue that wait at a gate, by their turns there."""
 
@@ -161,11 +205,10 @@ class GateLine:
         self._listed: dict[int, int] = {}
         """By number of a group: the turn at which the heap has it."""
         tx = self._tx
-        own = tx.groups.find(tier_queue, gate.name[1:]) if gate.name.startswith(GROUP) else None
-        self._index = tier_queue if own is None else -own.number
+        self._index = index_of(tx, gate, tier_queue)
         """Whose lanes are entries: the tier queue's, or those of the group whose gate it is."""
         self._read_lanes(self._heap, self._index, self._begin(self._index, "gates"))
-        if own is None and tx.groups.exist():
+        if self._index > 0 and tx.groups.exist():
             self._read_groups(self._begin(tier_queue, "groups gates"))
         for lane in (*tx.came_up, *lines.moved):
             if tx.tier_queue_of(lane).number == tier_queue:
@@ -334,7 +377,8 @@ class GateLine:
         self, heap: list[tuple[int, int, int, Any]], index: int, after: tuple[Any, ...]
     ) -> None:
         tx, page = self._tx, self._page
-        rows = tx.all("lanes_at_gate", self.gate.name, index, *after, page)
+        read = (self.gate.name, index, *after, page)
+        rows = self._lines.first_pages.pop(read, None) or tx.all("lanes_at_gate", *read)
         numbers = [number for number, _ in rows]
         tx.load_numbers(numbers)
         lanes = tx.lane_cache.lanes

@@ -157,8 +157,8 @@ def _expires(tx: Transaction, mid: int) -> None:
 
 
 def _wake(tx: Transaction, budget: int) -> None:
-    for row in tx.all("gates_to_wake", tx.shard.first_wake, tx.now, budget):
-        tx.reopen(tx.cached_gate(row))
+    to_wake = tx.all("gates_to_wake", tx.shard.first_wake, tx.now, budget)
+    tx.reopen([tx.cached_gate(row) for row in to_wake])
     # The index may still list lanes that an event has just placed elsewhere; they use no budget.
     listed = (
         tx.cached_lane(row)

@@ -318,11 +318,15 @@ class _Candidates:
         page = self._page
         if len(names) > MANY_GATES:
             page = max(8, page // len(names))
-        self._tx.load_gates(names)
-        for name in names:
-            gate = self._tx.gate(name)
-            if gate is not None:
-                self.add_line(gate, page)
+        tx = self._tx
+        tx.load_gates(names)
+        gates = [gate for name in names if (gate := tx.gate(name)) is not None]
+        if self._only is None:
+            self._plan.lines.read(
+                [each for each in gates if each.is_open(tx.now)], self.number, page
+            )
+        for gate in gates:
+            self.add_line(gate, page)
 
     def _mark_gates(self, number: int, head: Sequence[int]) -> None:
         """More gates of a tier queue, or of a group, are behind the one with this first lane."""
@@ -980,7 +984,7 @@ class _Plan:
             return 0
         heads = self.ahead.of(lane, folded)
         if heads is not None or (gate is not None and not tx.has_read_gates(gate)):
-            self.ahead.look(lane, folded, take, room)
+            self.lines.expect(self.ahead.look(lane, folded, take, room))
         is_picked = self.ahead.ranks is not None or folded is not None
         if heads is not None and is_picked:
             take = len(heads.first(take))

@@ -133,11 +133,11 @@ class ReadingAhead:
             return True
         return lane.need > 0 and bool(policy.lane_rate or self.tx.gate_of(lane, policy))
 
-    def look(self, lane: Lane, topic: str | None, most: int, room: int) -> None:
+    def look(self, lane: Lane, topic: str | None, most: int, room: int) -> Sequence[Lane]:
         """
         Read what the visit of a lane and the next ones have to know. `most`: how many messages
         this visit may take. `room`: how many the call may. Each time for twice as many, because
-        the lanes had less than expected.
+        the lanes had less than expected. Returns the lanes.
         """
         place = lane, topic
         lanes: list[Lane] = []
@@ -156,13 +156,12 @@ class ReadingAhead:
             if left <= 0 or not self.upcoming:
                 break
             place = self.upcoming.popleft()
-        if not lanes:
-            return
         self.tx.load_gates_of(lanes)
-        share = max(most, -(-room // len(lanes)))
+        share = max(most, -(-room // max(len(lanes), 1)))
         for each in heads:
             each.size = min(share, each.lane.ready or 1)
         self._read(heads)
+        return lanes
 
     def read_more(self, heads: Heads, most: int, *, is_narrow: bool) -> None:
         """

@@ -1209,8 +1209,7 @@ class Transaction(Statements):
         self.shard.delivered += taken
 
     def _flush_gates(self) -> None:
-        for gate in list(self._dirty_gates.values()):
-            self.reopen(gate)
+        self.reopen(list(self._dirty_gates.values()))
         self.groups.write()
         self._write_gate_entries()
         for gate in self._dirty_gates.values():
@@ -1244,16 +1243,21 @@ class Transaction(Statements):
         """Write what is first at each gate where that may have changed."""
         moved, self._gate_tier_queues = self._gate_tier_queues, set()
         has_groups = bool(moved) and self.groups.exist()
+        gates = {name: self.gate(name) for _, name in moved}
+        self.reopen(
+            [gate for gate in gates.values() if gate and gate.is_open(self.now) != gate.open]
+        )
+        reads: list[tuple[str, int, int, int]] = []
         for number, name in moved:
-            gate = self.gate(name)
-            if gate is not None and gate.is_open(self.now) != gate.open:
-                self.reopen(gate)
             own = self.groups.find(number, name[1:]) if name.startswith(GROUP) else None
             owner = number if own is None else -own.number
-            low = self._lowest_turns.pop((owner, name), NONE)
-            turn, lane, vt, *before = self.one("gate_entry_read", name, owner, low, number)
+            reads.append((name, owner, self._lowest_turns.pop((owner, name), NONE), number))
+            self.prefetch("gate_entry_read", *reads[-1])
+        found = [self.one("gate_entry_read", *read) for read in reads]
+        for (name, listed, _, number), row in zip(reads, found, strict=True):
+            owner, gate, (turn, lane, vt, *before) = listed, gates[name], row
             first_turn = NONE if turn is None else turn
-            if own is None and has_groups:
+            if owner > 0 and has_groups:
                 group = self.one("group_at_gate", name, number)
                 if group is not None and (lane is None or group < (turn, lane)):
                     owner = -group[1]
@@ -1283,19 +1287,23 @@ class Transaction(Statements):
         key = lane.tier_queue, lane.gate
         self._lowest_turns[key] = min(self._lowest_turns.get(key, NONE), lane.turn)
 
-    def reopen(self, gate: GateState) -> None:
-        """Determine whether the gate is open; a gate that opens wakes its pools."""
-        is_open = gate.is_open(self.now)
-        gate.wake = gate.opens(self.now)
-        if gate.wake is not None:
-            gate.rebase(self.now)
-        self._dirty_gates[gate.name] = gate
-        if is_open == gate.open:
-            return
-        gate.open = int(is_open)
-        for number, owner, vt in self.all("gate_entries_open_set", gate.open, gate.name):
-            if is_open:
-                self._opens(owner, vt)
-                self.pools_to_notify.add(self.tier_queues[number].pool)
-            if owner < 0:
-                self._reopened_groups.add(-owner)
+    def reopen(self, gates: Iterable[GateState]) -> None:
+        """Determine whether the gates are open; a gate that opens wakes its pools."""
+        changed: dict[int, list[str]] = {0: [], 1: []}
+        for gate in gates:
+            is_open = gate.is_open(self.now)
+            gate.wake = gate.opens(self.now)
+            if gate.wake is not None:
+                gate.rebase(self.now)
+            self._dirty_gates[gate.name] = gate
+            if is_open != gate.open:
+                gate.open = int(is_open)
+                changed[gate.open].append(gate.name)
+        for opens, names in changed.items():
+            found = self.all("gate_entries_open_set", opens, self.array(names)) if names else ()
+            for number, owner, vt in found:
+                if opens:
+                    self._opens(owner, vt)
+                    self.pools_to_notify.add(self.tier_queues[number].pool)
+                if owner < 0:
+                    self._reopened_groups.add(-owner)

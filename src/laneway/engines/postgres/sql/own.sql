@@ -142,25 +142,26 @@ SELECT l.turn, l.lane, l.vt, e.owner, e.vt, e.head, e.open, e.first_turn FROM (S
         AND place = 3 AND turn >= least(?3, e.first_turn) ORDER BY turn, lane LIMIT 1) l ON true;
 
 -- name: gate_entries_of
-WITH RECURSIVE each AS (
-    (SELECT tier_queue, head FROM gate_entry WHERE gate = ?1
+SELECT j.value, entry.tier_queue FROM {array ?1} j CROSS JOIN LATERAL (WITH RECURSIVE each AS (
+    (SELECT tier_queue, head FROM gate_entry WHERE gate = j.value
       ORDER BY tier_queue, epoch DESC LIMIT 1)
     UNION ALL SELECT next.* FROM each CROSS JOIN LATERAL
         (SELECT n.tier_queue, n.head FROM gate_entry n
-          WHERE n.gate = ?1 AND n.tier_queue > each.tier_queue
+          WHERE n.gate = j.value AND n.tier_queue > each.tier_queue
           ORDER BY n.tier_queue, n.epoch DESC LIMIT 1) next
-) SELECT tier_queue FROM each WHERE head <> 0;
+) SELECT tier_queue FROM each WHERE head <> 0) entry;
 
 -- name: gate_entries_open_set
 UPDATE gate_entry SET open = ?1, epoch = (SELECT last_value FROM turn) / 16
- WHERE open <> ?1 AND head <> 0 AND ctid = ANY(ARRAY(WITH RECURSIVE each AS (
-    (SELECT tier_queue, ctid AS at FROM gate_entry WHERE gate = ?2
+ WHERE open <> ?1 AND head <> 0 AND ctid = ANY(ARRAY(SELECT entry.at FROM {array ?2} j
+  CROSS JOIN LATERAL (WITH RECURSIVE each AS (
+    (SELECT tier_queue, ctid AS at FROM gate_entry WHERE gate = j.value
       ORDER BY tier_queue, epoch DESC LIMIT 1)
     UNION ALL SELECT next.* FROM each CROSS JOIN LATERAL
         (SELECT n.tier_queue, n.ctid FROM gate_entry n
-          WHERE n.gate = ?2 AND n.tier_queue > each.tier_queue
+          WHERE n.gate = j.value AND n.tier_queue > each.tier_queue
           ORDER BY n.tier_queue, n.epoch DESC LIMIT 1) next
- ) SELECT at FROM each)) RETURNING tier_queue, owner, vt;
+ ) SELECT at FROM each) entry)) RETURNING tier_queue, owner, vt;
 
 -- name: key_states_recovered
 -- As the shared statement; the rows become free.

@@ -157,7 +157,7 @@ SELECT EXISTS (SELECT 1 FROM gate);
 SELECT name FROM gate WHERE waiting > 0 ORDER BY random() LIMIT ?;
 
 -- name: gate_entries_of
-SELECT tier_queue FROM gate_entry WHERE gate = ?;
+SELECT gate, tier_queue FROM {array ?} j {join} gate_entry ON gate = j.value;
 
 -- name: gate_entry_read
 -- The first lane of a tier queue, or of a group, at a gate: its turn, number and virtual time; and
@@ -178,7 +178,7 @@ INSERT INTO gate_entry (tier_queue, gate, owner, vt, head, open, first_turn)
 DELETE FROM gate_entry WHERE (tier_queue, gate) IN (SELECT * FROM (VALUES (?, ?)));
 
 -- name: gate_entries_open_set
-UPDATE gate_entry SET open = ?1 WHERE gate = ?2 AND open <> ?1 
+UPDATE gate_entry SET open = ?1 WHERE gate IN (SELECT value FROM {array ?2} j) AND open <> ?1
     RETURNING tier_queue, owner, vt;
 
 -- name: policies
