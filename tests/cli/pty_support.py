@@ -87,6 +87,15 @@ class InTerminal:
                 self.read_until(text[-1])
         self._position = self.output.index(text, self._position) + len(text)
 
+    def wait_for_all(self, *texts: str) -> None:
+        """Read until all of these have come after the text of the last call, in any order."""
+        begin, ends = self._position, []
+        for text in texts:
+            self._position = begin
+            self.wait_for(text)
+            ends.append(self._position)
+        self._position = max(ends)
+
     def end(self, seconds: float = 60.0) -> int:
         """Its exit code; reads what still comes, so that it is not held up."""
         deadline = time.monotonic() + seconds
