@@ -49,6 +49,7 @@ class GateLines:
     ) -> None:
         """`upcoming`: lanes that are read are added to it."""
         self.tx, self.only, self.upcoming = tx, only, upcoming
+        self.tiers = None if only is None else only.wanted.tiers
         self.left_out: set[int] = set()
         """Lanes that deliver nothing more in this call."""
         self.moved: list[Lane] = []
@@ -135,7 +136,7 @@ class GateLines:
         else:
             turn, number = gate_order.group_turn(tx, lane, group, gate), group.number
         for line in self.at(gate):
-            if self._is_served_later(line.tier_queue, lane):
+            if self._is_passed_over(line.tier_queue, lane):
                 continue
             if line.has_before(turn, number):
                 return False
@@ -145,11 +146,15 @@ class GateLines:
                     return False
         return True
 
-    def _is_served_later(self, number: int, lane: Lane) -> bool:
-        """Whether this tier queue may get nothing while that of the lane has work."""
+    def _is_passed_over(self, number: int, lane: Lane) -> bool:
+        """
+        Whether this tier queue may get nothing while that of the lane has work, or the call leases
+        nothing of its tier: perhaps nobody does.
+        """
         one, other = self.tx.tier_queues[number], self.tx.tier_queue_of(lane)
-        return one.pool == other.pool and gates.is_served_later(
-            self.tx.rules.tiers, one.tier, other.tier
+        return one.pool == other.pool and (
+            (self.tiers is not None and one.tier not in self.tiers)
+            or gates.is_served_later(self.tx.rules.tiers, one.tier, other.tier)
         )
 
     def waits_for_pool(self, line: GateLine, lane: Lane) -> bool:

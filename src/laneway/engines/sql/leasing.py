@@ -668,11 +668,10 @@ class _Plan:
 
     def serve_pool(self, pool: str, room: int) -> None:
         """Serve strict tiers first, then the others by shares; unused shares go to the others."""
-        wanted = None if self.only is None else self.only.wanted.tiers
         named = [
             (tier.share, self.tx.find_tier_queue(pool, name))
             for name, tier in self.tx.rules.tiers.items()
-            if wanted is None or name in wanted
+            if self.lines.tiers is None or name in self.lines.tiers
         ]
         tier_queues = [(share, tier_queue) for share, tier_queue in named if tier_queue is not None]
         if self.only is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
+from typing import Literal
 
 import pytest
 
@@ -78,8 +79,19 @@ def check(driver: EngineDriver, due: dict[str, int], **slots: int) -> None:
     for topic, count in due.items():
         bodies = map(str, range(2 * count + 200))
         driver.put(topic, *bodies)
+    check_counts(driver, due, **slots)
+
+
+def check_counts(driver: EngineDriver, due: dict[str, int], **slots: int) -> None:
+    """Run topics with a backlog; each gets what is due, give or take a fifth."""
     counts = Handlers(driver, dict(slots or {"default": 10})).run(SECONDS)
     assert dict(counts) == {topic: pytest.approx(count, rel=0.2) for topic, count in due.items()}
+
+
+def in_one_shard(driver: EngineDriver, why: str) -> None:
+    """Skip a test on engines with several shards."""
+    if driver.engine.capabilities.shards > 1:
+        pytest.skip(why)
 
 
 def a_gate(
@@ -148,10 +160,29 @@ def test_a_strict_tier_at_two_gates(driver: EngineDriver) -> None:
     assert min(got["one"], got["two"]) >= 10, got
 
 
+@pytest.mark.parametrize("share", ["strict", 3])
+@pytest.mark.parametrize("limits", [Gate(concurrency=1), Gate(rate=50)], ids=["slot", "rate"])
+def test_a_call_for_one_tier_does_not_wait_for_the_others(
+    driver: EngineDriver, limits: Gate, share: float | Literal["strict"]
+) -> None:
+    """Topics of a tier that nobody leases keep nothing at two gates from one that is leased."""
+    in_one_shard(driver, "the slot moves between shards")
+    driver.open(tiers={"other": Tier(share), "mid": Tier(1)})
+    for gate in "AB":
+        driver.engine.gate_set(gate, limits, now_us=driver.now)
+        driver.policy(gate.lower(), gate=gate, tier="other")
+    driver.policy("ab", gate=["A", "B"], tier="mid")
+    for topic in ("a", "b", "ab"):
+        driver.put(topic, *map(str, range(200)))
+    for _ in range(200):
+        driver.later(0.02)
+        driver.run(10, tiers=["mid"])
+    assert driver.waiting("ab") <= 10
+
+
 def test_a_tier_that_waits_for_its_gate_gets_its_share(driver: EngineDriver) -> None:
     """It is the next whenever the gate admits one, as it is owed what it could not take before."""
-    if driver.engine.capabilities.shards > 1:
-        pytest.skip("each shard divides the slots among its own tiers")
+    in_one_shard(driver, "each shard divides the slots among its own tiers")
     a_gate(driver, "A", concurrency=1)
     driver.policy("free", tier="high")
     driver.policy("one", gate="A", tier="mid")
@@ -160,8 +191,7 @@ def test_a_tier_that_waits_for_its_gate_gets_its_share(driver: EngineDriver) -> 
 
 def test_a_slot_of_a_gate_is_not_kept_for_a_tier_that_is_not_due(driver: EngineDriver) -> None:
     """Topics that get little at a gate, because their tier has few slots, do not use it up."""
-    if driver.engine.capabilities.shards > 1:
-        pytest.skip("each shard divides the slots among its own tiers")
+    in_one_shard(driver, "each shard divides the slots among its own tiers")
     a_gate(driver, "A", concurrency=1)
     driver.policy("high", gate="A", tier="high")
     driver.policy("low", gate="A", tier="low")
@@ -176,8 +206,7 @@ def test_permits_that_are_kept_for_a_high_cost_are_not_kept_from_earlier_turns(
     A topic that another gate keeps below its part takes its permits at once, although they are
     kept for a topic whose messages cost ten.
     """
-    if driver.engine.capabilities.shards > 1:
-        pytest.skip("the slot moves between shards")
+    in_one_shard(driver, "the slot moves between shards")
     a_gate(driver, "A", concurrency=1)
     a_gate(driver, "B", rate=20, burst=20)
     driver.policy("a", gate="A")
@@ -212,8 +241,7 @@ def test_three_gates(driver: EngineDriver) -> None:
 
 def test_three_rates(driver: EngineDriver) -> None:
     """Permits of all gates are kept until they are together; others use what comes meanwhile."""
-    if driver.engine.capabilities.shards > 1:
-        pytest.skip("no shard has the burst of each gate")
+    in_one_shard(driver, "no shard has the burst of each gate")
     for name, rate in {"A": 10, "B": 9, "C": 7.5}.items():
         a_gate(driver, name, rate=rate, burst=2)
         driver.policy(name.lower(), gate=name)
@@ -223,8 +251,7 @@ def test_three_rates(driver: EngineDriver) -> None:
 
 def test_costs_at_two_rates(driver: EngineDriver) -> None:
     """Both gates collect the permits for an expensive message at the same time."""
-    if driver.engine.capabilities.shards > 1:
-        pytest.skip("no shard has the burst of each gate")
+    in_one_shard(driver, "no shard has the burst of each gate")
     for name, rate in {"A": 10, "B": 9}.items():
         a_gate(driver, name, rate=rate, burst=4)
         driver.policy(name.lower(), gate=name)
@@ -232,15 +259,12 @@ def test_costs_at_two_rates(driver: EngineDriver) -> None:
     driver.put("ab", *map(str, range(300)), headers={COST: "3"})
     driver.put("a", *map(str, range(300)))
     driver.put("b", *map(str, range(300)))
-    counts = Handlers(driver, {"default": 10}).run(SECONDS)
-    due = {"a": 33, "b": 23, "ab": 23}
-    assert dict(counts) == {topic: pytest.approx(count, rel=0.2) for topic, count in due.items()}
+    check_counts(driver, {"a": 33, "b": 23, "ab": 23})
 
 
 def test_costs_at_a_rate_and_a_concurrency(driver: EngineDriver) -> None:
     """What an expensive message needs at the rate is kept while its topic waits for the slot."""
-    if driver.engine.capabilities.shards > 1:
-        pytest.skip("no shard has the burst of each gate")
+    in_one_shard(driver, "no shard has the burst of each gate")
     a_gate(driver, "A", rate=50)
     a_gate(driver, "B", concurrency=1)
     driver.policy("ab", gate=["B", "A"], weight=3)
@@ -248,9 +272,7 @@ def test_costs_at_a_rate_and_a_concurrency(driver: EngineDriver) -> None:
     driver.policy("b.*", gate="B")
     for topic, cost in {"ab": 5, "a.1": 3, "a.2": 1, "b.1": 1, "b.2": 1}.items():
         driver.put(topic, *map(str, range(400)), headers={COST: str(cost)})
-    counts = Handlers(driver, {"default": 10}).run(SECONDS)
-    due = {"ab": 79, "a.1": 26, "a.2": 26, "b.1": 60, "b.2": 60}
-    assert dict(counts) == {topic: pytest.approx(count, rel=0.2) for topic, count in due.items()}
+    check_counts(driver, {"ab": 79, "a.1": 26, "a.2": 26, "b.1": 60, "b.2": 60})
 
 
 def test_partitions_with_a_rate_at_a_gate(driver: EngineDriver) -> None:

@@ -9,7 +9,7 @@ import pytest
 from laneway.errors import BadPolicy
 from laneway.message import Draft
 from laneway.policy import MAX_GATES, Gate
-from laneway.testing.conformance.test_combined_limits import a_gate
+from laneway.testing.conformance.test_combined_limits import a_gate, in_one_shard
 from laneway.testing.engine_driver import EngineDriver
 
 
@@ -179,8 +179,7 @@ def test_a_gate_with_spare_decides_nothing(
     both. The tier decides: both get half. In the order of the gate the group's topic there would
     keep the other one waiting for its turn in the group.
     """
-    if driver.engine.capabilities.shards > 1:
-        pytest.skip("a shard with a grant of a gate serves its lanes in the order of the gate")
+    in_one_shard(driver, "a shard with a grant of a gate serves its lanes in the order of the gate")
     driver.engine.gate_set("api", limits, now_us=driver.now)
     driver.engine.topic_group_set("acme", Gate(concurrency=most), now_us=driver.now)
     driver.policy("acme.*", group="acme")

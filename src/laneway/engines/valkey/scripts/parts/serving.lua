@@ -403,12 +403,9 @@ local serving = part(function(serving)
     end
 
     local function queue_in(queue, group)
-        local found = queue.in_groups[group]
-        if not found then
-            found = begin_queue(queue.gate, queue.tier_queue, -group.number, 0)
-            queue.in_groups[group] = found
-        end
-        return found
+        queue.in_groups[group] = queue.in_groups[group] or begin_queue(queue.gate,
+            queue.tier_queue, -group.number, 0)
+        return queue.in_groups[group]
     end
 
     -- Whether the lane or group still waits there.
@@ -531,10 +528,13 @@ local serving = part(function(serving)
     end
 
     -- Whether a tier queue may get nothing while another one of its pool, of a strict tier, has
-    -- work. Then its lanes are not before those of the other one at a gate, whatever their turns.
-    local function is_served_later(one, other)
+    -- work, or the call leases no messages of its tier. Then its lanes are not before those of the
+    -- other one at a gate, whatever their turns.
+    local function is_passed_over(one, other)
         if one.pool ~= other.pool or one.tier == other.tier then
             return false
+        elseif calls.tiers and not calls.tiers[one.tier] then
+            return true
         end
         for _, tier in ipairs(tiers) do
             if tier.strict and (tier.name == one.tier or tier.name == other.tier) then
@@ -552,7 +552,7 @@ local serving = part(function(serving)
         local its_queue = tier_queues[lane.tier_queue]
         for number = 1, #tier_queues do
             local other = tier_queues[number]
-            if not is_served_later(other, its_queue) and has_before(queue_of(gate, other), turn,
+            if not is_passed_over(other, its_queue) and has_before(queue_of(gate, other), turn,
                 entry.number, entry) then
                 return false
             end
