@@ -131,6 +131,14 @@ def test_psycopg(app: Laneway, postgres: Database) -> None:
         assert once(connection, Message("x", id="2"))
 
 
+def test_once_refuses_a_message_without_an_id(database: Database) -> None:
+    """A message that is not published yet has none."""
+    with closing(database.connect()) as connection:
+        with pytest.raises(UsageError, match="once: this message of topic x has no id"):
+            once(connection, Message("x"))
+        assert once(connection, Message("x", id="1"))
+
+
 def test_a_pipeline_of_psycopg(app: Laneway, postgres: Database) -> None:
     """The answers of its statements come later; the first `once` of a message is still the one."""
     with psycopg.connect(postgres.url) as connection, connection.pipeline():

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway import arguments
+from laneway.errors import UsageError
 from laneway.producing.connections import Connected
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def once(connection: Any, delivery: Identified) -> bool:
 
     If another transaction has recorded the message and is still open, this call waits for its end.
     `connection`: as in `publish`. `delivery`: a delivery, a message, or a task's request. Raises
-    UsageError, and the database's errors.
+    UsageError, which a delivery without an id raises too, and the database's errors.
 
         with database.transaction():
             if once(database, message):
@@ -61,7 +62,12 @@ async def aforget_once(connection: Any, age: Duration) -> None:
     await Connected("forget_once", connection).arun(_FORGET, (_before(age),))
 
 
-def _record(delivery: Identified) -> tuple[str, str | None, float]:
+def _record(delivery: Identified) -> tuple[str, str, float]:
+    if delivery.id is None:
+        raise UsageError(
+            f"once: this message of topic {delivery.topic} has no id; pass what a handler received,"
+            " or a message with an id"
+        )
     return delivery.topic, delivery.id, time.time()
 
 
