@@ -64,7 +64,6 @@ def test_fields_of_a_message() -> None:
     for part, name, known in (
         ("messages", "HEAD", record_formats._HEAD),
         ("putting", "DRAFT", record_formats._DRAFT),
-        ("putting", "USUAL", record_formats._USUAL_DRAFT),
     ):
         found = re.search(rf"local {name} = '>(.*)'\n *local {name}_BYTES = (\d+)", text(part))
         assert found is not None

@@ -335,8 +335,6 @@ def plain_record(draft: Draft) -> bytes:
 
 _DRAFT = struct.Struct(">B7q")
 _NONE = -1
-_USUAL_DRAFT = struct.Struct(">BHQQ")
-_IS_USUAL = 2
 
 
 def draft_record(
@@ -348,27 +346,16 @@ def draft_record(
     spread: int | None,
 ) -> bytes:
     """Any other message, as `putting.lua` decodes it."""
-    delay = max(draft.delay_us, 0)
-    if (
-        draft.at_us is None
-        and draft.signal is None
-        and generated_mid is None
-        and spread is None
-        and not draft.own
-        and NEAR_FROM <= rank + RANK_0 <= NEAR_TO
-    ):
-        head = _USUAL_DRAFT.pack(_IS_USUAL, rank + RANK_0, delay, 0 if ttl is None else ttl + 1)
-    else:
-        head = _DRAFT.pack(
-            draft.own,
-            rank,
-            delay,
-            _NONE if draft.at_us is None else max(draft.at_us, 0),
-            _NONE if ttl is None else ttl,
-            _NONE if generated_mid is None else generated_mid,
-            _NONE if spread is None else spread,
-            _NONE if draft.signal is None else draft.signal,
-        )
+    head = _DRAFT.pack(
+        draft.own,
+        rank,
+        max(draft.delay_us, 0),
+        _NONE if draft.at_us is None else max(draft.at_us, 0),
+        _NONE if ttl is None else ttl,
+        _NONE if generated_mid is None else generated_mid,
+        _NONE if spread is None else spread,
+        _NONE if draft.signal is None else draft.signal,
+    )
     return head + content(
         draft.topic,
         draft.key,

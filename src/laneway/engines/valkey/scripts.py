@@ -83,7 +83,6 @@ FUNCTIONS = (
     "move",
     "back_off",
     "on_end",
-    "listen_arrivals",
     "tiers",
     "watch_lanes",
     "states",

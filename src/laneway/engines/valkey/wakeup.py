@@ -203,7 +203,7 @@ class StoreArrivalListener:
     def _register(self, shards: Iterable[int], seconds: int) -> None:
         self._space.run_many(
             [
-                (shard, "listen_arrivals", (self._pool, self._channel.name, seconds))
+                (shard, "wait", ("arrivals", self._pool, b"", self._channel.name, seconds))
                 for shard in shards
             ]
         )
@@ -242,6 +242,7 @@ class StoreWorkListener:
         self._max_lease_us = max_lease_us or 0
         self._pool = pool
         self._topics = b"" if topics is None else record_formats.pack(list(topics))
+        self._kind = "waiters" if topics is None else "choosy"
         self._note_notified = note_notified
         self._channel = channel
         self._shards = set(range(space.shards))
@@ -369,7 +370,11 @@ class StoreWorkListener:
         answers = self._space.run_many(
             [
                 # A shard notifies the listener that is registered for the longest time.
-                (shard, "wait", (self._pool, self._topics, member, seconds * (1 + (shard in own))))
+                (
+                    shard,
+                    "wait",
+                    (self._kind, self._pool, self._topics, member, seconds * (1 + (shard in own))),
+                )
                 for shard in shards
             ]
         )
@@ -408,7 +413,7 @@ class StoreWorkListener:
         self._absent, self._look_at = set(self._shards), 0.0
         if not registered:
             return True
-        arguments = (self._pool, self._topics, self._member, 0)
+        arguments = (self._kind, self._pool, self._topics, self._member, 0)
         answers = self._space.run_many([(shard, "wait", arguments) for shard in registered])
         return all(existed for (existed, *_) in answers)
 

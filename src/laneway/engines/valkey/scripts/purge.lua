@@ -21,33 +21,24 @@ local function remove(lane, mid)
     end
 end
 
--- Parked ones first: else each removed head would only bring the next one forward.
-local function remove_listed(lane, name, states)
-    for _, state in ipairs(states) do
-        if looked < most then
-            for _, member in ipairs(call('ZRANGE', name, '[' .. state, '('
-                .. string.char(string.byte(state) + 1), 'BYLEX', 'LIMIT', 0, most - looked)) do
-                remove(lane, messages.number_in(member))
-            end
-        end
+local function remove_listed(lane, name, first, last)
+    local left = max(most - looked, 0)
+    for _, member in ipairs(call('ZRANGE', name, first, last, 'BYLEX', 'LIMIT', 0, left)) do
+        remove(lane, messages.number_in(member))
     end
 end
 
+-- Parked ones first: else each removed head would only bring the next one forward.
 for _, lane in ipairs(lanes.of_topic(topic, policies.of(topic))) do
+    local aside = lane.is_bucket and key('t:' .. topic) or lanes.key_of('a', lane)
+    remove_listed(lane, aside, '[p', '(q')
+    remove_listed(lane, aside, '[d', '(e')
     if lane.is_bucket then
-        remove_listed(lane, key('t:' .. topic), { 'p', 'd', 'r' })
+        remove_listed(lane, aside, '[r', '(s')
     else
-        remove_listed(lane, key('a:' .. text(lane.number)), { 'p', 'd' })
-        if looked < most then
-            for _, member in ipairs(call('ZRANGE', key('z:' .. text(lane.number)), 0,
-                most - looked - 1)) do
-                remove(lane, messages.number_in(member))
-            end
-        end
-        if looked < most then
-            for _, mid in ipairs(plain.peek(lane, most - looked)) do
-                remove(lane, mid)
-            end
+        remove_listed(lane, lanes.key_of('z', lane), '-', '+')
+        for _, mid in ipairs(plain.peek(lane, max(most - looked, 0))) do
+            remove(lane, mid)
         end
     end
     lanes.place(lane)

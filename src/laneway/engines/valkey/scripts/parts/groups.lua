@@ -28,9 +28,8 @@ local groups = part(function(groups)
         known, changed, changed_turns, linked, is_used = {}, {}, {}, {}, false
     end
 
-    -- By template: literals and parts of topics in turn. A part is the pattern that finds it, or
-    -- its number if it is far behind.
-    local KINDS, FAR = 1000, 16
+    -- By template: literals and numbers of parts of topics in turn.
+    local KINDS = 1000
     local templates, kinds = {}, 0
 
     local function pieces_of(template)
@@ -41,22 +40,17 @@ local groups = part(function(groups)
             if not first then
                 return pieces
             end
-            number = tonumber(number)
-            pieces[#pieces + 1] = number < FAR and '^' .. string.rep('[^.#]*%.', number)
-                .. '([^.#]*)' or number
+            pieces[#pieces + 1] = tonumber(number)
             at = last + 1
         end
     end
 
-    local function part_of(topic, piece)
-        if type(piece) == 'string' then
-            return match(topic, piece)
-        end
+    local function part_of(topic, number)
         for each in string.gmatch(match(topic, '^[^#]*') .. '.', '([^.]*)%.') do
-            if piece == 0 then
+            if number == 0 then
                 return each
             end
-            piece = piece - 1
+            number = number - 1
         end
     end
 
@@ -89,7 +83,7 @@ local groups = part(function(groups)
             size = 0, runnable = 0, weight = 1, has_heads = false, is_limited = false,
             is_group = true, listed_at = false, heads_at = false, turns = {},
             -- of this call: how it is listed beside lanes, its index; what serving.lua has done
-            member = false, runnable_key = false, position = false, listed_in = false, first =
+            member = false, position = false, listed_in = false, first =
                 false, line = false, gates = false, are_heads_read = false, entry = false }
     end
 
@@ -200,12 +194,7 @@ local groups = part(function(groups)
 
     -- The index of the runnable lanes of the group with this number.
     function groups.runnable_key(number)
-        local group = groups.find(number)
-        local name = group and group.runnable_key or key('run:-' .. text(number))
-        if group then
-            group.runnable_key = name
-        end
-        return name
+        return key('run:-' .. text(number))
     end
 
     -- Lanes joined the group; negative: they left. A group without lanes is forgotten.

@@ -8,78 +8,54 @@ local putting = part(function(putting)
     -- Arguments, then the content. -1 stands for none, as the time to live is positive.
     local DRAFT = '>Bi8i8i8i8i8i8i8'
     local DRAFT_BYTES = 57
-    -- Most have a rank near 0, nothing but a delay and a time to live (less 1; 0: none).
-    local USUAL = '>BI2I8I8'
-    local USUAL_BYTES = 19
-    local IS_USUAL = 2 -- the first byte; others: 0, or 1 for Laneway's own
     local PLAIN_WITH_ID = 112 -- "p"
 
-    -- Tables of drafts are used again in later calls, because creating them is slow.
+    -- Tables of drafts that are not plain are used again in later calls, because creating them is
+    -- slow.
     local POOL = 1100 -- more than a message and its copies
-    local pool, plain_pool, taken, plain_taken = {}, {}, 0, 0
+    local pool, taken = {}, 0
 
     local function reset()
-        taken, plain_taken = 0, 0
+        taken = 0
     end
 
     -- A plain draft has no other fields.
     local function read_plain(stored, kind, size_of_meta, mark)
-        plain_taken = plain_taken + 1
-        local draft = plain_pool[plain_taken]
-        if not draft then
-            draft = { topic = '', id = false, size = 0, stored = '', is_plain = true }
-            plain_pool[plain_taken] = plain_taken <= POOL and draft or nil
-        end
         local topic, id, _ = nil, false, nil
         if kind == PLAIN and mark < 192 then -- a short text of MessagePack
             topic = sub(stored, 6, mark - 155)
         else
             _, topic, _, id = unpack_limit(stored, 3, 4)
         end
-        draft.topic, draft.id, draft.stored, draft.size = topic, id or false, stored, #stored - 3
-            - size_of_meta
-        return draft
-    end
-
-    local function new_table()
-        taken = taken + 1
-        local draft = pool[taken] or { topic = '', id = false, size = 0, stored = '', is_plain =
-            false, key = false, headers = false, sticky = false, mkey = false, rank = 0, delay = 0,
-            at = false, ttl = false, generated_mid = false, spread = false, signal = false,
-            own = false, head = 1, content = false, policy = false, lane = false }
-        pool[taken] = taken <= POOL and draft or nil
-        return draft
+        return { topic = topic, id = id or false, size = #stored - 3 - size_of_meta,
+            stored = stored, is_plain = true }
     end
 
     -- Read the head of a draft: what its options say, its topic and its id. `content`: false until
     -- `decode` reads the rest.
     function putting.read(stored)
         local kind, high, low, _, mark = byte(stored, 1, 5)
-        if taken + plain_taken == 0 then
-            at_next_begin(reset)
-        end
         if kind == PLAIN or kind == PLAIN_WITH_ID then
             return read_plain(stored, kind, 256 * high + low, mark)
         end
-        local draft, head = new_table(), DRAFT_BYTES
-        draft.stored, draft.content, draft.mkey, draft.headers = stored, false, false, false
-        if kind == IS_USUAL then
-            local _, code, delay, ttl = unpack_from(USUAL, stored)
-            draft.rank, draft.delay, draft.ttl = code - RANK_0, delay, ttl > 0 and ttl - 1
-            draft.at, draft.spread, draft.signal, draft.generated_mid, draft.own = false, false,
-                false, false, false
-            head = USUAL_BYTES
-        else
-            local own, rank, delay, at, ttl, generated_mid, spread, signal = unpack_from(DRAFT,
-                stored)
-            draft.rank, draft.delay, draft.own = rank, delay, own == 1
-            draft.at, draft.ttl, draft.spread, draft.signal = at >= 0 and at, ttl >= 0 and ttl,
-                spread >= 0 and spread, signal >= 0 and signal
-            draft.generated_mid = generated_mid >= 0 and generated_mid
+        if taken == 0 then
+            at_next_begin(reset)
         end
-        local _, topic, _, id = unpack_limit(stored, 3, head + 3)
-        draft.topic, draft.id, draft.head, draft.size = topic, id or false, head, #stored - head - 2
-            - unpack_from('>I2', stored, head + 1)
+        taken = taken + 1
+        local draft = pool[taken] or { topic = '', id = false, size = 0, stored = '', is_plain =
+            false, key = false, headers = false, sticky = false, mkey = false, rank = 0, delay = 0,
+            at = false, ttl = false, generated_mid = false, spread = false, signal = false,
+            own = false, content = false, policy = false, lane = false }
+        pool[taken] = taken <= POOL and draft or nil
+        local own, rank, delay, at, ttl, generated_mid, spread, signal = unpack_from(DRAFT, stored)
+        local _, topic, _, id = unpack_limit(stored, 3, DRAFT_BYTES + 3)
+        draft.stored, draft.content, draft.mkey, draft.headers, draft.own, draft.rank, draft.delay,
+            draft.at, draft.ttl, draft.generated_mid, draft.spread, draft.signal, draft.topic,
+            draft.id, draft.size
+            = stored, false, false, false, own == 1, rank, delay,
+            at >= 0 and at, ttl >= 0 and ttl, generated_mid >= 0 and generated_mid,
+            spread >= 0 and spread, signal >= 0 and signal, topic,
+            id or false, #stored - DRAFT_BYTES - 2 - unpack_from('>I2', stored, DRAFT_BYTES + 1)
         return draft
     end
 
@@ -88,10 +64,11 @@ local putting = part(function(putting)
         if draft.is_plain or draft.content then
             return
         end
-        local _, key_of, _, headers, sticky, mkey = messages.fields_at(draft.stored, draft.head + 4)
+        local _, _, key_of, _, headers, sticky, mkey = unpack_limit(draft.stored, 6, DRAFT_BYTES
+            + 3)
         draft.key, draft.headers, draft.sticky, draft.mkey = key_of or false, headers or false,
             sticky, mkey or false
-        draft.content = sub(draft.stored, draft.head + 1)
+        draft.content = sub(draft.stored, DRAFT_BYTES + 1)
     end
 
     -- Whether this call has read messages that are not plain: these may cause events.
@@ -103,9 +80,6 @@ local putting = part(function(putting)
     function putting.forget()
         for n = 1, min(taken, POOL) do
             pool[n].stored, pool[n].content = '', false
-        end
-        for n = 1, min(plain_taken, POOL) do
-            plain_pool[n].stored = ''
         end
     end
 
