@@ -31,6 +31,9 @@ from tests.seeds import seed_for
 STEP = 0.1
 """Seconds between two leases."""
 
+NEVER = 1 << 30
+"""A step that does not come."""
+
 MANY = 64 if "LANEWAY_HISTORIES" in os.environ else 16
 """
 Shards on which a narrow limit goes round: a lease asks each of them, so `make test` has fewer. The
@@ -263,6 +266,41 @@ def test_partitions_share_a_concurrency_over_shards(opened: Callable[..., Shards
     shards.engine.topic_delete("hot", now_us=shards.now)
     shards.steps_of(4)
     assert records_of(shards.engine) == []
+
+
+@pytest.mark.parametrize("kind", ["gate", "topic"])
+def test_a_lower_concurrency_over_shards(opened: Callable[..., Shards], kind: str) -> None:
+    """While one shard's old leases use up a lowered limit, the others lease nothing."""
+    shards = opened()
+
+    def limit(concurrency: int) -> None:
+        if kind == "gate":
+            shards.engine.gate_set("g", Gate(concurrency=concurrency), now_us=shards.now)
+        shared = {"gate": "g"} if kind == "gate" else {"concurrency": concurrency}
+        policy = {"partitions": 4, **shared}
+        shards.engine.policy_set("code", "hot", policy, now_us=shards.now)
+
+    def step(hold: int = 0) -> int:
+        shards.grants.renew(shards.now)
+        return shards.step(hold)
+
+    limit(8)
+    put_keys(shards, KEYS[:2], 60)
+    for _ in range(20):
+        step(NEVER)
+    limit(2)
+    step()
+    shard = shards.held[0][1].handle % 4
+    old = [lease for _, lease in shards.held if lease.handle % 4 == shard][:2]
+    assert len(old) == 2
+    shards.held = [(NEVER if lease in old else 0, lease) for _, lease in shards.held]
+    for _ in range(15):
+        step()
+    assert sum(step() for _ in range(20)) == 0
+    shards.held[0] = 0, shards.held[0][1]
+    shards.most_held = 0
+    assert sum(step() for _ in range(40)) >= 10
+    assert shards.most_held == 2
 
 
 def test_partitions_share_a_rate_over_shards(opened: Callable[..., Shards]) -> None:

@@ -426,9 +426,10 @@ class Grants:
             grant, before = wanted[shard], shrunk.get(shard, usage[shard].grant)
             concurrency = grant.concurrency
             if concurrency is not None:
-                if concurrency > held[shard] + max(free, 0):
-                    promised[shard] = concurrency
-                    concurrency = held[shard] + max(free, 0)
+                # `free` is below 0 while old leases use more than a limit that was lowered.
+                most = max(held[shard] + (free if limits.least is None else max(free, 0)), 0)
+                if concurrency > most:
+                    promised[shard], concurrency = concurrency, most
                 free -= max(concurrency - held[shard], 0)
             grant = msgspec.structs.replace(
                 grant, concurrency=concurrency, moves=0 if shard in shrunk else grant.moves
@@ -514,7 +515,9 @@ def divided(limits: Gate, usage: Sequence[Usage], turns: Turns, look: Look) -> l
         ]
     if wanted is not None and limits.least is not None:
         wanted = [out_of(limits, each, grant) for each, grant in zip(usage, wanted, strict=True)]
-    return wanted if wanted is not None and any(map(differs, wanted, usage)) else None
+    held = sum(max(each.granted or 0, each.leased) for each in usage)
+    is_lowered = limits.least is None and held > (limits.concurrency or held)
+    return wanted if wanted and (is_lowered or any(map(differs, wanted, usage))) else None
 
 
 def by_demand(
@@ -711,9 +714,7 @@ def at_most(grant: Grant, usage: Usage) -> Grant:
     if not more and not is_less(grant.rate, has.rate) and not is_less(grant.burst, has.burst):
         return has
     rate, burst = smaller(grant.rate, has.rate), smaller(grant.burst, has.burst)
-    concurrency = grant.concurrency
-    if concurrency is not None and usage.granted is not None:
-        concurrency = min(concurrency, usage.granted)
+    concurrency = grant.concurrency and gates.least(grant.concurrency, usage.granted)
     is_shut = rate is None and grant.rate is not None
     return msgspec.structs.replace(
         grant,
