@@ -478,7 +478,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         if found is None:
             return "unknown"
         _, shard, record = found
-        answer: bytes = self._space.run("cancel", shard, now_us, record.mid, durable=True)
+        answer: bytes = self._space.run("move", shard, now_us, record.mid, "cancel", durable=True)
         return cast("CancelAnswer", answer.decode())
 
     def message_move(

@@ -79,7 +79,6 @@ FUNCTIONS = (
     "remember_finished",
     "remember_batches",
     "report_progress",
-    "cancel",
     "move",
     "back_off",
     "on_end",

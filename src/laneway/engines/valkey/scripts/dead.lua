@@ -14,16 +14,11 @@
 local topic, most = ARGV[4], tonumber(ARGV[6])
 local first, spacing = shard.now + tonumber(ARGV[7]), tonumber(ARGV[8])
 
-local mids = ARGV[5] ~= '' and values_of(ARGV[5]) or {}
-if ARGV[5] == '' then
-    for n, mid in ipairs(call('ZRANGE', topic ~= '' and key('dead:' .. topic) or keys.dead, 0,
-        most - 1)) do
-        mids[n] = tonumber(mid)
-    end
-end
-
+local mids = ARGV[5] ~= '' and values_of(ARGV[5])
+    or call('ZRANGE', topic ~= '' and key('dead:' .. topic) or keys.dead, 0, most - 1)
 local records, seen = {}, {}
-for _, mid in ipairs(mids) do
+for n = 1, #mids do
+    local mid = tonumber(mids[n])
     local record = not seen[mid] and messages.read(mid)
     seen[mid] = true
     if record and record.death and (topic == '' or record.topic == topic) then

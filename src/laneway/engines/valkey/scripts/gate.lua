@@ -12,24 +12,17 @@
 -- Answers the slots that the shard holds then, granted or leased, and the permits that it has no
 -- more.
 
-local name, layer = ARGV[3], ARGV[4]
+local name, layer, gave_up = ARGV[3], ARGV[4], 0
 if layer == 'no grant' then
     gates.end_grant(name)
     lanes.topic_left(string.sub(name, 2))
-    save(true)
-    return -1
-end
-if layer == 'reset' then
+elseif layer == 'reset' then
     gates.reset(name)
-    save(true)
-    return -1
-end
-local limits, gave_up = values_of(ARGV[5]), 0
-if layer == 'grant' then
+elseif layer == 'grant' then
     local moves, more = unpack(values_of(ARGV[6]))
-    gave_up = gates.grant(name, limits, moves, more)
+    gave_up = gates.grant(name, values_of(ARGV[5]), moves, more)
 else
-    gates.set(name, layer, limits)
+    gates.set(name, layer, values_of(ARGV[5]))
 end
 local gate = gates.find(name)
 if gate and string.byte(name) == 29 then

@@ -1,30 +1,37 @@
 --@ allow-oom
 
--- Make a delayed message ready now, or a waiting one a dead letter, as an operator asks.
+-- Change the state of a message, as an operator asks: make a delayed one ready now, or a waiting
+-- one a dead letter; or remove it in whatever state it is. If that is leased, its lease ends and
+-- its worker is notified.
 --
 -- ARGV[3]: the message's number
--- ARGV[4]: "ready" or "dead"
+-- ARGV[4]: "ready", "dead" or "cancel"
 -- ARGV[5]: the reason of a death
 --
--- Answers "moved"; else nothing changes: "waiting" (it is ready or parked, or waits for signals),
--- "leased", "dead", "unknown".
+-- Answers "moved"; "cancelled", or "aborted" for a leased one. Else nothing changes: "waiting" (it
+-- is ready or parked, or waits for signals), "leased", "dead", "unknown".
 
-local mid = tonumber(ARGV[3])
+local mid, action = tonumber(ARGV[3]), ARGV[4]
 local record = messages.read(mid)
 if not record then
     return 'unknown'
 elseif record.death then
     return 'dead'
-elseif settling.read({ mid })[1] then
+end
+local lease, lane = settling.read({ mid })[1], lanes.find(record.lane)
+if lease and action ~= 'cancel' then
     return 'leased'
-end
-local is_ready = record.state ~= 1 or record.since == UNTIL_SIGNALLED
-if ARGV[4] == 'ready' and is_ready then
+elseif action == 'ready' and (record.state ~= DELAYED or record.since == UNTIL_SIGNALLED) then
     return 'waiting'
+elseif lease then
+    settling.end_from_outside(mid, lease)
+    results.notify('!', '!' .. results.name(record.topic, id_of(record)))
+else
+    messages.end_for_good(lane, record)
 end
-local lane = lanes.find(record.lane)
-messages.end_for_good(lane, record)
-if ARGV[4] == 'dead' then
+if action == 'cancel' then
+    messages.discard(lane, record)
+elseif action == 'dead' then
     messages.add_history(record, ARGV[5])
     settling.die(lane, record, ARGV[5])
 else
@@ -34,4 +41,4 @@ else
 end
 lanes.place(lane)
 save(true)
-return 'moved'
+return action ~= 'cancel' and 'moved' or lease and 'aborted' or 'cancelled'

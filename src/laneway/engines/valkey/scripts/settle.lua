@@ -47,7 +47,6 @@ for n = 1, #outcomes, 5 do
     local each = settlements[outcomes[n]]
     each.has_outcome, each.reports_end = true, true
 end
-publishing.mark(settlements)
 local words, ended = settling.settle_all(mids, fences, settlements)
 local unlike = {}
 for place = 1, #words do

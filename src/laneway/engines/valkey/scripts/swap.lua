@@ -9,20 +9,19 @@
 --
 -- Answers 1 if it was replaced, else 0.
 
-local hash = keys[ARGV[3]]
-local stored = call('HGET', hash, ARGV[4]) or ''
-if stored ~= ARGV[5] then
+local hash, index = keys[ARGV[3]], (ARGV[7] or '') ~= '' and keys[ARGV[7]]
+if (call('HGET', hash, ARGV[4]) or '') ~= ARGV[5] then
     return 0
 end
 if ARGV[6] == '' then
     call('HDEL', hash, ARGV[4])
-    if (ARGV[7] or '') ~= '' then
-        call('ZREM', keys[ARGV[7]], ARGV[4])
+    if index then
+        call('ZREM', index, ARGV[4])
     end
 else
     call('HSET', hash, ARGV[4], ARGV[6])
-    if (ARGV[7] or '') ~= '' then
-        call('ZADD', keys[ARGV[7]], 0, ARGV[4])
+    if index then
+        call('ZADD', index, 0, ARGV[4])
     end
 end
 return 1

@@ -69,11 +69,6 @@ local fairness = part(function(fairness)
         return min(max(tat, now * TICKS) + taken * step, MOST_TAT)
     end
 
-    -- The clock that is so far ahead of now.
-    function fairness.after(ahead, now)
-        return min(now * TICKS + ahead, MOST_TAT)
-    end
-
     function fairness.return_permits(tat, step, returned, since)
         return max(0, tat - max(0, returned * step - since * TICKS))
     end
@@ -197,22 +192,12 @@ local fairness = part(function(fairness)
         return order
     end
 
-    local SMALL = 4096
-    local classes = {} -- of small numbers
-
     -- Size classes for the top lists, about 9 % apart; the same as engines/classes.py.
     function fairness.size_class(number)
-        local class = classes[number]
-        if class then
-            return class
-        elseif number < 32 then
+        if number < 32 then
             return 0
         end
         local fraction, bits = math.frexp(number)
-        class = bits * 8 + floor(fraction * 16) - 8
-        if number < SMALL then
-            classes[number] = class
-        end
-        return class
+        return bits * 8 + floor(fraction * 16) - 8
     end
 end)

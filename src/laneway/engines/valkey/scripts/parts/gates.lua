@@ -133,7 +133,7 @@ local gates = part(function(gates)
         end
         local has = min(had, gate.depth / gate.step)
         local ahead = max(0, math.ceil(gate.depth - has * gate.step))
-        gate.tat = fairness.after(ahead, shard.now)
+        gate.tat = fairness.take_permits(0, shard.now, ahead, 1)
         gate.owes = ahead > gate.depth and math.ceil(ahead / gate.step) or 0
         return had - has
     end

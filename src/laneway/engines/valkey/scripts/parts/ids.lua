@@ -7,12 +7,6 @@
 
 ids = part(function(ids)
     local STICKY = 24 * 3600 * SECOND
-    local names, is_used = {}, false -- by topic: the key of its known ids
-    local ends_then, finished_then -- of the last id that was remembered
-
-    local function reset()
-        names, is_used = {}, false
-    end
 
     local function is_generated(id)
         local size = #shard.nonce
@@ -20,13 +14,7 @@ ids = part(function(ids)
     end
 
     local function of(topic)
-        local name = names[topic]
-        if not name then
-            is_used = is_used or at_next_begin(reset)
-            name = key('i:' .. topic)
-            names[topic] = name
-        end
-        return name
+        return key('i:' .. topic)
     end
 
     -- Until when the id of a finished message is known; nil: it names a message.
@@ -108,10 +96,7 @@ ids = part(function(ids)
             writes.set_field(of(topic), id, 'f0')
         else
             local ends = shard.now + window
-            if ends ~= ends_then then -- most policies of a call have the same window
-                ends_then, finished_then = ends, 'f' .. text(ends)
-            end
-            writes.set_field(of(topic), id, finished_then)
+            writes.set_field(of(topic), id, 'f' .. text(ends))
             writes.set_member(keys.ids_until, topic .. '\0' .. id, ends)
         end
     end

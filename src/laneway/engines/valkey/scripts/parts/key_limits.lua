@@ -277,11 +277,6 @@ key_limits = part(function(key_limits)
         writes.set_member(keys.key_wakes, slot, false)
     end
 
-    local function is_unused(state)
-        return state and state.leased == 0 and state.parked == 0
-            and fairness.recovered(state.tat, shard.now)
-    end
-
     -- Keys whose time has come: as many of their parked messages as they admit become ready.
     function key_limits.wake(most)
         local due, slots, names = call('ZRANGE', keys.key_wakes, '-inf', shard.now, 'BYSCORE',
@@ -292,7 +287,9 @@ key_limits = part(function(key_limits)
             local is_rest = byte(slot) == 2
             rest = rest or (is_rest and slot)
             local state = not is_rest and read(slot)
-            if is_unused(state) then -- its lane, which does not change, need not be read
+            if state and state.leased == 0 and state.parked == 0
+                and fairness.recovered(state.tat, shard.now) then
+                -- its lane, which does not change, need not be read
                 forget(slot)
             elseif not is_rest then
                 slots[#slots + 1], names[#names + 1] = slot, state and state.name or ''

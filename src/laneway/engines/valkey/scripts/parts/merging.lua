@@ -14,10 +14,9 @@ local merging = part(function(merging)
 
     -- Read the waiting messages of several merge keys at once: topic and key, joined by \0.
     function merging.load(wanted)
-        local mids = {}
-        writes.load_fields(keys.merge, wanted)
+        local mids, found = {}, writes.load_fields(keys.merge, wanted)
         for n = 1, #wanted do
-            mids[#mids + 1] = tonumber(writes.field(keys.merge, wanted[n]))
+            mids[#mids + 1] = tonumber(found[wanted[n]])
         end
         messages.load(mids)
     end

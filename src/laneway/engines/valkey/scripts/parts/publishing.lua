@@ -53,7 +53,7 @@ local publishing = part(function(publishing)
                 if is_too_large then
                     return { 'too large', n - 1 }
                 end
-                parents[n] = at
+                parents[n], settlement.reports_end = at, true
                 ids_of[at] = ids_of[at] or (lease.empty and generated_id(mids[at])
                     or id_of(messages.read(mids[at]))) .. ':'
                 if not is_copy then
@@ -72,13 +72,6 @@ local publishing = part(function(publishing)
         end
         if has_limits then
             undo.begin()
-        end
-    end
-
-    -- The settlements that publish report the end of their messages.
-    function publishing.mark(settlements)
-        for _, at in pairs(parents) do
-            settlements[at].reports_end = true
         end
     end
 

@@ -7,18 +7,18 @@ local recent = part(function(recent)
     local LEAST = { ['in-rate'] = 1, failures = 0.05 }
 
     -- of this call, by kind and topic: a command for each would be slow
-    local counts, has_counts = { ['in-rate'] = {}, failures = {} }, false
+    local counts = { ['in-rate'] = {}, failures = {} }
 
     local function reset()
-        counts, has_counts = { ['in-rate'] = {}, failures = {} }, false
+        counts = { ['in-rate'] = {}, failures = {} }
     end
 
     local function add(kind, topic, count)
-        if not has_counts then
+        local of_kind = counts[kind]
+        if next(of_kind) == nil then
             at_next_begin(reset)
         end
-        local of_kind = counts[kind]
-        of_kind[topic], has_counts = (of_kind[topic] or 0) + count, true
+        of_kind[topic] = (of_kind[topic] or 0) + count
     end
 
     local function write(kind, of_kind, now)
@@ -42,14 +42,11 @@ local recent = part(function(recent)
 
     -- Write what this call has counted.
     function recent.save(now)
-        if has_counts then
-            for kind, of_kind in pairs(counts) do
-                if next(of_kind) ~= nil then
-                    write(kind, of_kind, now)
-                    counts[kind] = {}
-                end
+        for kind, of_kind in pairs(counts) do
+            if next(of_kind) ~= nil then
+                write(kind, of_kind, now)
+                counts[kind] = {}
             end
-            has_counts = false
         end
     end
 

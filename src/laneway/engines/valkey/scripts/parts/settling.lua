@@ -484,25 +484,4 @@ local settling = part(function(settling)
         end
         call_many('ZREM', keys.due, settled, 1)
     end
-
-    -- Start and extend
-
-    -- `change` each lease that is held. Returns 1 or 0 for each.
-    function settling.change_held(pairs_of, change)
-        local mids, answers, written = {}, {}, {}
-        for n, each in ipairs(pairs_of) do
-            mids[n] = each[1]
-        end
-        for n, lease in ipairs(settling.read(mids)) do
-            local is_held = lease and lease.fence == pairs_of[n][2] and not lease.gone
-            answers[n] = is_held and 1 or 0
-            if is_held then
-                change(lease)
-                written[#written + 1] = mids[n]
-                written[#written + 1] = settling.encode(lease)
-            end
-        end
-        call_many('HSET', keys.l, written, 2)
-        return answers
-    end
 end)

@@ -12,11 +12,7 @@ local undo = part(function(undo)
     local function save_fields(name, arguments, step)
         for n = 1, #arguments, step do
             local before = redis.call('HGET', name, arguments[n])
-            if before then
-                add_step('HSET', name, arguments[n], before)
-            else
-                add_step('HDEL', name, arguments[n])
-            end
+            add_step(before and 'HSET' or 'HDEL', name, arguments[n], before or nil)
         end
     end
 
