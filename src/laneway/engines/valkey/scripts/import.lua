@@ -17,10 +17,7 @@ local answers, at, changed = {}, 4, {}
 -- The message holds its serial key, unless another message holds it.
 local function hold_key(lane, record)
     local line = messages.line(record)
-    local stored, head, is_held = writes.field(keys.keys, line), nil, nil
-    if stored then
-        head, is_held = values_of(stored)
-    end
+    local head, is_held = messages.holder(line)
     if not is_held then
         local other = head and messages.read(head)
         if other then

@@ -13,8 +13,8 @@ if outcome then
     return { outcome }
 end
 local record = ARGV[3] ~= '' and messages.read(tonumber(ARGV[3]))
-if not record or record.death or not results.is_stored(record) then
+if not record or record.death or not results.milliseconds_of(record) then
     return 'unknown'
 end
-results.follow(record.topic, id_of(record), ARGV[5])
+call('RPUSH', key('f:' .. results.name(record.topic, id_of(record))), ARGV[5])
 return {}

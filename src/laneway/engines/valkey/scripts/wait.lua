@@ -16,7 +16,7 @@
 local kind, pool, topics = ARGV[3], ARGV[4], ARGV[5] ~= '' and values_of(ARGV[5]) or nil
 local channel, seconds = ARGV[6], tonumber(ARGV[7])
 if seconds == 0 then
-    return { wakeup.leave(kind, pool, channel) }
+    return { call('ZREM', key(kind .. ':' .. pool), channel) }
 end
 local looks = kind ~= 'arrivals'
 local wake = looks and next_wake.time()

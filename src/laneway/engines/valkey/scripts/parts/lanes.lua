@@ -187,53 +187,35 @@ lanes = part(function(lanes)
             .. (lane.is_rare and rare_of(lane) or NO_RARE) .. turns.record(lane)
     end
 
-    -- `stored`: its record, if it was read already; false: there is none.
-    function lanes.find(name, stored)
+    -- False: there is none.
+    function lanes.find(name)
         local lane = known[name]
         if lane == nil then
             is_used = is_used or at_next_begin(reset)
-            if stored == nil then
-                stored = call('HGET', keys.lanes, name)
-            end
+            local stored = call('HGET', keys.lanes, name)
             lane = stored and decode(name, stored)
             known[name] = lane
         end
         return lane
     end
 
-    -- The records of these lanes, in order; false: there is none.
-    function lanes.read(names)
-        policies.load(names)
-        return read_many(keys.lanes, names)
-    end
-
-    local function load_groups(names)
-        if shard.groups == 0 then
-            return
-        end
-        local numbers = {}
-        for n = 1, #names do
-            local lane = known[names[n]]
-            if lane and lane.tier_queue < 0 then
-                numbers[#numbers + 1] = -lane.tier_queue
-            end
-        end
-        groups.load(numbers)
-    end
-
-    -- Read several at once.
+    -- Read several at once, with their groups.
     function lanes.load(names)
         if not names[2] then -- what is read for one needs no lists
             return names[1] and lanes.find(names[1])
         end
         is_used = is_used or at_next_begin(reset)
         local wanted = unknown_in(known, names)
-        local found = read_many(keys.lanes, wanted)
+        local found, numbers = read_many(keys.lanes, wanted), {}
         for n = 1, #found do
-            known[wanted[n]] = found[n] and decode(wanted[n], found[n])
+            local lane = found[n] and decode(wanted[n], found[n])
+            known[wanted[n]] = lane
+            if lane and lane.tier_queue < 0 then
+                numbers[#numbers + 1] = -lane.tier_queue
+            end
         end
         policies.load(wanted)
-        load_groups(wanted)
+        groups.load(numbers)
     end
 
     function lanes.policy_of(lane)
@@ -375,12 +357,8 @@ lanes = part(function(lanes)
     -- The lanes of a topic; if it is in a bucket, the bucket's lane.
     function lanes.of_topic(topic, policy)
         local found = {}
-        if policy.partitions == 1 then
-            found[1] = lanes.find(lanes.name_for(policy, topic)) or nil
-            return found
-        end
         for n = 0, policy.partitions - 1 do
-            found[#found + 1] = lanes.find(topic .. PARTITION .. text(n)) or nil
+            found[#found + 1] = lanes.find(lanes.name_for(policy, topic, n)) or nil
         end
         return found
     end
@@ -528,14 +506,6 @@ lanes = part(function(lanes)
     -- The rule "Placing" of docs/specification.md. Returns place and wake (0: none).
     local function where(lane, policy, tier_queue, was_visited)
         local now, is_rare = shard.now, lane.is_rare
-        if not (is_rare or policy.may_hold) and lane.tier_queue > 0 then
-            if lane.ready > 0 then
-                return RUNNABLE, 0
-            elseif lane.leased > 0 or lane.delayed > 0 or lane.parked > 0 then
-                return IDLE, 0
-            end
-            return IDLE, forgotten_at(lane, policy, tier_queue)
-        end
         if policy.shared then
             shared_gate(lane, policy, lane.place == IDLE and lane.leased == 0)
         end
@@ -635,15 +605,9 @@ lanes = part(function(lanes)
     -- Move the lane to the place where it belongs now. `was_visited`: by the lease that ends.
     function lanes.place(lane, was_visited)
         local policy = lane.policy or lanes.policy_of(lane)
-        local is_away = is_elsewhere(lane, policy)
-        if lane.place == RUNNABLE and lane.ready > 0 and lane.tier_queue > 0
-            and not (is_away or lane.index or lane.is_rare or policy.may_hold) then
-            lanes.touch(lane) -- it stays
-            return
-        end
         lanes.before_move(lane)
         -- in another tier queue or group it begins like a lane that wakes
-        if is_away then
+        if is_elsewhere(lane, policy) then
             leave_gates(lane)
             local group = lanes.group(lane)
             if group then
@@ -737,45 +701,23 @@ lanes = part(function(lanes)
         end
     end
 
-    -- The classes of what waits.
-    local function classify_backlog(lane, is_gone)
+    local function classify(lane, is_gone)
+        local is_listed = lane.has_rest and (lane.big + lane.old + lane.busy + lane.slow > 0
+            or (lane.is_rare and lane.throttled + lane.held_until > 0))
+        if not is_listed and lane.lately < 32 and lanes.waiting(lane) < 32 then
+            return
+        end
         set_class(lane, 'big', is_gone and 0 or fairness.size_class(lanes.waiting(lane)))
         if is_gone or lane.ready < 32 then
             set_class(lane, 'old', 0)
         elseif lane.old == 0 or lane.head_since then
             set_class(lane, 'old', floor((lane.head_since or shard.now) / 8388608))
         end
-    end
-
-    -- The classes of what was delivered.
-    local function classify_deliveries(lane, is_gone)
         set_class(lane, 'busy', is_gone and 0 or fairness.size_class(max(lane.before,
             lane.lately)))
         if lane.is_rare or lane.slow > 0 then
             set_class(lane, 'slow', is_gone and 0 or fairness.size_class(floor((lane.throttled
                 + lane.held_until - lane.held_since) / 10000)))
-        end
-    end
-
-    local function classify(lane)
-        if lane.big > 0 or lane.old > 0 or lanes.waiting(lane) >= 32 then
-            classify_backlog(lane)
-        end
-        if lane.busy > 0 or lane.slow > 0 or lane.lately >= 32 or (lane.is_rare
-            and lane.throttled + lane.held_until > 0) then
-            classify_deliveries(lane)
-        end
-    end
-
-    local function remove_all(names)
-        call_many('HDEL', keys.lanes, names, 1)
-        call_many('ZREM', keys.names, names, 1)
-        shard.lanes = shard.lanes - #names
-        for _, name in ipairs(names) do
-            local cut = string.find(name, PARTITION, 1, true)
-            if cut and byte(name) ~= 30 then
-                lanes.topic_left(sub(name, 1, cut - 1))
-            end
         end
     end
 
@@ -801,10 +743,7 @@ lanes = part(function(lanes)
         local names = {}
         for n, lane in ipairs(gone) do
             names[n] = lane.name
-            if lane.big + lane.old + lane.busy + lane.slow > 0 then
-                classify_backlog(lane, true)
-                classify_deliveries(lane, true)
-            end
+            classify(lane, true)
             if lane.is_rare and lane.watched_until > 0 then
                 watched[#watched + 1] = lane.name
             end
@@ -813,8 +752,13 @@ lanes = part(function(lanes)
                 groups.add_lanes(lanes.group(lane), -1)
             end
             known[lane.name], lane.is_changed = false, false
+            if lane.policy_name and not lane.is_bucket then
+                lanes.topic_left(lane.policy_name)
+            end
         end
-        remove_all(names)
+        call_many('HDEL', keys.lanes, names, 1)
+        call_many('ZREM', keys.names, names, 1)
+        shard.lanes = shard.lanes - #names
     end
 
     -- Delete the lane with its counters.
@@ -838,21 +782,14 @@ lanes = part(function(lanes)
         return names
     end
 
-    -- Most idle lanes are in no top list and have no rare field: they are not decoded.
     function lanes.forget_idle(most)
         local members = call('ZRANGE', keys.idle, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
-        local names, quiet, others = lanes.names_in(members), {}, {}
-        is_used = is_used or at_next_begin(reset)
-        for n, stored in ipairs(read_many(keys.lanes, names)) do
-            local name = names[n]
-            if known[name] == nil and stored and #stored == #NEW then
-                quiet[#quiet + 1], known[name] = name, false
-            else
-                others[#others + 1] = lanes.find(name, stored) or nil
-            end
+        local names, gone = lanes.names_in(members), {}
+        lanes.load(names)
+        for n = 1, #names do
+            gone[#gone + 1] = lanes.find(names[n]) or nil
         end
-        remove_all(quiet)
-        forget_all(others)
+        forget_all(gone)
         call_many('ZREM', keys.idle, members, 1)
     end
 
@@ -875,15 +812,8 @@ lanes = part(function(lanes)
         return call('ZRANGE', keys.names, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)
     end
 
-    -- The names of the watched lanes that have changed.
-    function lanes.watched()
-        return watched
-    end
-
+    -- Returns the names of the watched lanes that have changed.
     function lanes.save()
-        if not changed[1] then
-            return
-        end
         local written = {}
         for n = 1, #changed do
             local lane = changed[n]
@@ -903,5 +833,6 @@ lanes = part(function(lanes)
         end
         call_many('HSET', keys.lanes, written, 2)
         changed = {}
+        return watched
     end
 end)

@@ -48,16 +48,14 @@ local ids -- defined in ids.lua, which uses `messages`
 local messages = part(function(messages)
     local HISTORY = 20 -- troubles that a message's history has at most
     local known = {}   -- by number: the decoded record; false: none
-    local unread = {}  -- by number: the stored record of a message that was read, but not decoded
     local changed = {} -- the decoded ones that are written at the end of the call
     -- by topic: how many more dead letters it has; false: they are counted again
     local letters = {}
-    local gone_lists = {} -- keys of lists that are deleted at the end of the call
     local taken = 0       -- of the tables below
     local is_used = false
 
     local function reset()
-        known, unread, changed, letters, gone_lists, taken, is_used = {}, {}, {}, {}, {}, 0, false
+        known, changed, letters, taken, is_used = {}, {}, {}, 0, false
     end
 
     -- A record is a head of fixed width, the fields that few messages have, and the content. The
@@ -71,7 +69,8 @@ local messages = part(function(messages)
         history = false }
 
     local function is_near(rank)
-        return rank >= NEAR_FROM - RANK_0 and rank <= NEAR_TO - RANK_0
+        local code = rank + RANK_0
+        return code >= NEAR_FROM and code <= NEAR_TO
     end
 
     local RECORD = {
@@ -123,46 +122,6 @@ local messages = part(function(messages)
         end
     end
 
-    -- Most messages have the headers of the one before, and to decode these costs more than all
-    -- else of a content: they are kept, as they are stored and as a table, which nobody changes.
-    local headers_then, table_then = false, false
-    local learns = true -- whether this call has kept none yet
-
-    local function learn_again()
-        learns = true
-    end
-
-    -- Keep the headers of a content whose fields begin at a position.
-    local function keep_headers(stored, at)
-        local before = unpack_limit(stored, 3, at - 1)
-        local behind, headers = unpack_limit(stored, 1, before)
-        headers_then, table_then, learns = sub(stored, before + 1, behind), headers, false
-        at_next_begin(learn_again)
-    end
-
-    -- The fields of a content that begin at a position, behind the list's mark, because a table
-    -- costs more than all of them: topic, key, id, headers, whether the id is sticky, and merge key
-    -- (nil or false: none).
-    function messages.fields_at(stored, at)
-        local behind, topic, key_of, id, headers, sticky, mkey
-        if not headers_then then
-            behind, topic, key_of, id, headers, sticky, mkey = unpack_limit(stored, 6, at - 1)
-        else
-            behind, topic, key_of, id = unpack_limit(stored, 3, at - 1)
-            local last = behind + #headers_then
-            if sub(stored, behind + 1, last) == headers_then then
-                behind, sticky, mkey = unpack_limit(stored, 2, last)
-                return topic, key_of, id, table_then, sticky, mkey
-            end
-            behind, headers, sticky, mkey = unpack_limit(stored, 3, behind)
-        end
-        if headers and learns then
-            keep_headers(stored, at)
-        end
-        return topic, key_of, id, headers, sticky, mkey
-    end
-    local fields_at = messages.fields_at
-
     -- The cost in headers (false or nil: none), as `headers.cost` in Python reads it.
     function messages.cost_in(headers)
         local written = headers and headers['laneway-cost']
@@ -190,7 +149,8 @@ local messages = part(function(messages)
     function messages.decode(mid, stored)
         local record = new_table()
         local at, rare_at = decode_head(record, mid, stored)
-        local topic, key_of, id, headers, sticky, mkey = fields_at(stored, at + 3)
+        -- behind the mark of their list, because a table costs more than all of them
+        local _, topic, key_of, id, headers, sticky, mkey = unpack_limit(stored, 6, at + 2)
         record.mid, record.topic, record.key, record.id, record.headers, record.sticky,
             record.mkey, record.stored, record.content_at, record.content = mid, topic, key_of
             or false, id or false, headers or false, sticky, mkey or false, stored, at, false
@@ -242,9 +202,9 @@ local messages = part(function(messages)
         local record = known[mid]
         if record == nil then
             is_used = is_used or at_next_begin(reset)
-            local stored = unread[mid] or call('HGET', keys.m, mid)
+            local stored = call('HGET', keys.m, mid)
             record = stored and messages.decode(mid, stored)
-            known[mid], unread[mid] = record, nil
+            known[mid] = record
         end
         return record
     end
@@ -255,16 +215,10 @@ local messages = part(function(messages)
             return
         end
         is_used = is_used or at_next_begin(reset)
-        local wanted = {}
-        for n = 1, #mids do
-            local mid = mids[n]
-            if known[mid] == nil and not unread[mid] then
-                wanted[#wanted + 1], known[mid] = mid, false
-            end
-        end
+        local wanted = unknown_in(known, mids)
         for n, stored in ipairs(read_many(keys.m, wanted)) do
             if stored then
-                known[wanted[n]], unread[wanted[n]] = nil, stored
+                messages.decode(wanted[n], stored)
             end
         end
     end
@@ -292,10 +246,7 @@ local messages = part(function(messages)
         end
         call_many('HSET', keys.m, written, 2)
         messages.save_letters()
-        if gone_lists[1] then
-            run_many('DEL', gone_lists[1], gone_lists, 1) -- the first one twice
-        end
-        known, unread, changed, gone_lists = {}, {}, {}, {}
+        known, changed = {}, {}
         forget_contents()
     end
 
@@ -309,9 +260,8 @@ local messages = part(function(messages)
 
     -- The code of a rank: codes are in the order of ranks.
     function messages.rank_code(rank)
-        local code = rank + RANK_0
-        if code >= NEAR_FROM and code <= NEAR_TO then
-            return pack('>I2', code)
+        if is_near(rank) then
+            return pack('>I2', rank + RANK_0)
         end
         if rank < 0 then
             return pack('>BI7', FAR_LOW, rank + FAR_0)
@@ -336,9 +286,8 @@ local messages = part(function(messages)
 
     -- The member of a message in an order by rank.
     local function member_of(rank, position, seq, mid)
-        local code = rank + RANK_0
-        if code >= NEAR_FROM and code <= NEAR_TO then
-            return pack('>I2I7I7I7', code, position, seq, mid)
+        if is_near(rank) then
+            return pack('>I2I7I7I7', rank + RANK_0, position, seq, mid)
         end
         return messages.rank_code(rank) .. pack('>I7I7I7', position, seq, mid)
     end
@@ -405,10 +354,8 @@ local messages = part(function(messages)
     -- Update `o:N`. Messages in sequence are not in it: the lane's order is enough for them.
     local function index_out_of_sequence(lane, score, mid, rank, seq, since, published, deliveries)
         if rank % 2 == 0 or seq ~= mid or since ~= published or deliveries > 0 then
-            local code, letter = rank + RANK_0, deliveries == 0 and UNDELIVERED or DELIVERED
-            writes.set_member(lanes.key_of('o', lane), code >= NEAR_FROM and code <= NEAR_TO
-                and pack('>I2BI7I7', code, letter, seq, mid)
-                or messages.rank_code(rank) .. pack('>BI7I7', letter, seq, mid), score)
+            writes.set_member(lanes.key_of('o', lane), messages.rank_code(rank) .. pack('>BI7I7',
+                deliveries == 0 and UNDELIVERED or DELIVERED, seq, mid), score)
         end
     end
 
@@ -570,12 +517,14 @@ local messages = part(function(messages)
             and 'd' or 'p')) ~= false
     end
 
+    -- The message with a serial key, and whether it is leased; nil: none has it.
     local function holder(line)
         local stored = writes.field(keys.keys, line)
         if stored then
             return values_of(stored)
         end
     end
+    messages.holder = holder
 
     -- Read what `messages.arrive` looks at: the holders of these keys, and the messages that have a
     -- free one.
@@ -651,11 +600,10 @@ local messages = part(function(messages)
     function messages.remove(lane, record)
         messages.take_out(lane, record)
         if record.parts > 0 then
-            gone_lists[#gone_lists + 1] = key('b:' .. text(record.mid))
-            gone_lists[#gone_lists + 1] = key('w:' .. text(record.mid))
+            call('DEL', key('b:' .. text(record.mid)), key('w:' .. text(record.mid)))
         end
         if record.joined > 0 then
-            gone_lists[#gone_lists + 1] = key('j:' .. text(record.mid))
+            call('DEL', key('j:' .. text(record.mid)))
         end
     end
 

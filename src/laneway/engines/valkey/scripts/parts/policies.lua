@@ -30,22 +30,19 @@ local policies = part(function(policies)
     local by_name, by_stem, overridden, own_ids = {}, {}, {}, {}
     -- the stem of the topic before, and what holds for its topics; nil: not known
     local stem_before, policy_before
-    -- decoded policies by their records, which seldom change from call to call; those of patterns
-    -- by pattern, with their records
-    local decoded, of_patterns, sets, kinds = {}, {}, {}, 0
+    -- decoded policies by their records, which seldom change from call to call
+    local decoded, sets, kinds = {}, {}, 0
 
-    local absent -- in the shard of this call, see below; nil: not looked up yet
     local is_used = false
 
     local function reset()
-        by_name, by_stem, overridden, own_ids, policy_before, absent, is_used = {}, {}, {}, {}, nil,
-            nil, false
+        by_name, by_stem, overridden, own_ids, policy_before, is_used = {}, {}, {}, {}, nil, false
     end
 
     local function count_kind()
         kinds = kinds + 1
         if kinds > KINDS then
-            decoded, of_patterns, sets, kinds = {}, {}, {}, 1
+            decoded, sets, kinds = {}, {}, 1
         end
     end
 
@@ -73,16 +70,16 @@ local policies = part(function(policies)
             policy.step = fairness.interval(policy.rate)
             policy.depth = fairness.depth(policy.step, policy.burst)
         end
-        -- whether more than its messages decides about the place of a lane, see `lanes.place`
-        policy.may_hold = (policy.rate or policy.concurrency or policy.shared or policy.gate
-            or policy.key_limited or policy.paused or policy.group) and true or false
     end
 
     local function decode(stored)
-        count_kind()
-        local policy = named(FIELDS, { values_of(stored) })
-        policy.combined = {}
-        derive(policy)
+        local policy = decoded[stored]
+        if not policy then
+            count_kind()
+            policy = named(FIELDS, { values_of(stored) })
+            policy.combined, decoded[stored] = {}, policy
+            derive(policy)
+        end
         return policy
     end
 
@@ -94,76 +91,23 @@ local policies = part(function(policies)
         return stored
     end
 
-    -- Patterns of stems that have no policy, by shard, as of a version of the policies: topics with
-    -- a stem of their own would cost a command each. Where few names have one: the stems that have.
-    local MOST_SHARDS, MOST_ABSENT, MOST_NAMES = 1024, 8192, 250
-    local absent_in, shards = {}, 0
-
-    local function stored_stems()
-        if call('HLEN', keys.resolved) > MOST_NAMES then
-            return false
-        end
-        local stems, stored = {}, call('HGETALL', keys.resolved)
-        for n = 1, #stored, 2 do
-            if byte(stored[n], -1) == 42 then
-                stems[sub(stored[n], 1, -2)] = true
-            end
-        end
-        return stems
-    end
-
-    local function look_up_absent()
-        is_used = is_used or at_next_begin(reset)
-        absent = absent_in[PREFIX]
-        if not absent or absent.nonce ~= shard.nonce or absent.version ~= shard.version
-            or absent.count >= MOST_ABSENT then
-            if shards >= MOST_SHARDS then
-                absent_in, shards = {}, 0
-            end
-            shards = shards + (absent_in[PREFIX] and 0 or 1)
-            absent = { nonce = shard.nonce, version = shard.version, count = 0, patterns = {},
-                stems = stored_stems() }
-            absent_in[PREFIX] = absent
-        end
-    end
-
-    -- Whether it is known, without a command, that the pattern of a stem has no policy.
-    local function is_without_policy(stem)
-        if not absent then
-            look_up_absent()
-        end
-        return absent.stems and not absent.stems[stem] and next(overridden) == nil
-    end
-
+    -- That a pattern has no policy is remembered: topics with a stem of their own would cost a
+    -- command each.
     local function read_pattern(pattern)
-        if not absent then
-            look_up_absent()
-        end
-        local is_stored = overridden[pattern] == nil
-        if is_stored and absent.patterns[pattern] then
+        local here, is_stored = memory(), overridden[pattern] == nil
+        if is_stored and here.absent[pattern] then
             return nil
         end
-        local stored, policy = stored_policy(pattern), of_patterns[pattern]
-        if not stored then
-            if is_stored and pattern ~= '' then
-                absent.patterns[pattern], absent.count = true, absent.count + 1
-            end
-            return nil
-        elseif not policy or policy.stored ~= stored then
-            policy = decode(stored)
-            policy.stored, of_patterns[pattern] = stored, policy
+        local stored = stored_policy(pattern)
+        if not stored and is_stored and pattern ~= '' then
+            here.absent[pattern], here.count = true, here.count + 1
         end
-        return policy
+        return stored and decode(stored) or nil
     end
 
     local function read_exact(name)
         local stored = stored_policy(name)
-        if not stored then
-            return nil
-        elseif not decoded[stored] then
-            decoded[stored] = decode(stored)
-        end
-        return decoded[stored]
+        return stored and decode(stored) or nil
     end
 
     -- Use other policies from now on, {pattern, its record or false} each, and else those that are
@@ -175,14 +119,14 @@ local policies = part(function(policies)
             overridden[each[1]] = each[2]
         end
         shard.exact = exact
-        by_name, by_stem, absent, policy_before = {}, {}, nil, nil
+        by_name, by_stem, policy_before = {}, {}, nil
     end
 
     -- `stem`: "push.eu." for all topics push.eu.*, "" for all topics.
     local function of_stem(stem)
         local found = by_stem[stem]
         if not found then
-            found = not is_without_policy(stem) and read_pattern(stem .. '*')
+            found = read_pattern(stem .. '*')
             if not found then
                 found = stem == '' and read_pattern('')
                     or of_stem(match(stem, '^(.*%.)[^.]*%.$') or '')
@@ -194,19 +138,14 @@ local policies = part(function(policies)
 
     -- Whether topics of this subscription (`#audit`) have policies by pattern.
     local function have_policies(mark)
-        if not absent then
-            look_up_absent()
-        end
-        local changed = overridden['#']
-        if not absent.subscriptions or changed ~= nil then
+        local here, is_stored = memory(), overridden['#'] == nil
+        local found = is_stored and here.subscriptions
+        if not found then
             local stored = stored_policy('#')
-            local found = stored and cmsgpack.unpack(stored) or {}
-            if changed ~= nil then
-                return found[sub(mark, 2)]
-            end
-            absent.subscriptions = found
+            found = stored and cmsgpack.unpack(stored) or {}
+            here.subscriptions = is_stored and found
         end
-        return absent.subscriptions[sub(mark, 2)]
+        return found[sub(mark, 2)]
     end
 
     -- `of_stem` for the topics of a subscription.
@@ -322,17 +261,6 @@ local policies = part(function(policies)
         return base.combined['#']
     end
 
-    -- The id of a topic's own policy; false: none.
-    local function own_id(topic)
-        local id = own_ids[topic]
-        if id == nil then
-            is_used = is_used or at_next_begin(reset)
-            id = call('HGET', keys.own, topic)
-            own_ids[topic] = id
-        end
-        return id
-    end
-
     -- Read the ids of many topics at once.
     function policies.load(topics)
         if shard.own == 0 then
@@ -343,6 +271,12 @@ local policies = part(function(policies)
         for n, id in ipairs(read_many(keys.own, wanted)) do
             own_ids[wanted[n]] = id
         end
+    end
+
+    -- The id of a topic's own policy; false: none.
+    local function own_id(topic)
+        policies.load({ topic })
+        return own_ids[topic]
     end
 
     -- Clients have to know the fields that decide how a message is written: the body's limit, ttl,

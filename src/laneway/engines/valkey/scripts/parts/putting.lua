@@ -19,24 +19,14 @@ local putting = part(function(putting)
         taken = 0
     end
 
-    -- A plain draft has no other fields.
-    local function read_plain(stored, kind, size_of_meta, mark)
-        local topic, id, _ = nil, false, nil
-        if kind == PLAIN and mark < 192 then -- a short text of MessagePack
-            topic = sub(stored, 6, mark - 155)
-        else
-            _, topic, _, id = unpack_limit(stored, 3, 4)
-        end
-        return { topic = topic, id = id or false, size = #stored - 3 - size_of_meta,
-            stored = stored, is_plain = true }
-    end
-
     -- Read the head of a draft: what its options say, its topic and its id. `content`: false until
     -- `decode` reads the rest.
     function putting.read(stored)
-        local kind, high, low, _, mark = byte(stored, 1, 5)
+        local kind = byte(stored)
         if kind == PLAIN or kind == PLAIN_WITH_ID then
-            return read_plain(stored, kind, 256 * high + low, mark)
+            local _, topic, _, id = unpack_limit(stored, 3, 4)
+            return { topic = topic, id = id or false, stored = stored, is_plain = true,
+                size = #stored - 3 - unpack_from('>I2', stored, 2) }
         end
         if taken == 0 then
             at_next_begin(reset)
@@ -241,20 +231,11 @@ local putting = part(function(putting)
         end
     end
 
-    local rest_then, id_then, tail -- of the content that was named last, see below
-
-    -- The content at a position of a record, of a message of this topic, with a sticky id. Copies
-    -- of a message differ in their topics only, so what follows the topic is encoded once.
+    -- The content at a position of a record, of a message of this topic, with a sticky id.
     local function named_content(record, at, topic, id)
-        local head, body_at = packed(topic), at + 2 + unpack_from('>I2', record, at)
-        local rest = sub(record, at + 3 + #head, body_at - 1)
-        if rest ~= rest_then or id ~= id_then then
-            local _, key_of, _, headers, _, mkey = values_of(sub(record, at + 3, body_at - 1))
-            tail = packed(key_of or false, id, headers or false, true, mkey or false)
-            rest_then, id_then = rest, id
-        end
-        return pack('>I2', 1 + #head + #tail) .. CONTENT_MARK .. head .. tail
-            .. sub(record, body_at)
+        local _, _, key_of, _, headers, _, mkey = unpack_limit(record, 6, at + 2)
+        return content_of(topic, key_of or false, id, headers or false, true, mkey or false,
+            sub(record, at + 2 + unpack_from('>I2', record, at)))
     end
 
     -- Give a draft a sticky id.

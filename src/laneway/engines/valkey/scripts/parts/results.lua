@@ -39,21 +39,14 @@ local results = part(function(results)
         }
     end
 
-    -- nil: there are none.
     function results.take_end_notices()
         local taken = end_notices
-        if taken[1] then
-            end_notices = {}
-            return taken
-        end
+        end_notices = {}
+        return taken
     end
 
-    -- The followers of a message's end are the list `f:NAME`.
-    function results.follow(topic, id, follower)
-        call('RPUSH', key('f:' .. results.name(topic, id)), follower)
-    end
-
-    -- `kind`: o (outcome) or n (progress). `is_generated`: the id was.
+    -- `kind`: o (outcome) or n (progress). `is_generated`: the id was. The followers of a message's
+    -- end are the list `f:NAME`.
     function results.write(kind, topic, id, body, milliseconds, is_generated)
         local name = results.name(topic, id)
         call('SET', key(kind .. ':' .. name), body, 'PX', milliseconds)
@@ -75,7 +68,7 @@ local results = part(function(results)
 
     -- For how many milliseconds the end of a message is stored if no handler reports it; nil: it is
     -- not stored.
-    local function milliseconds_of(record)
+    function results.milliseconds_of(record)
         local header = record.headers and record.headers['laneway-result-ttl']
         if not header then
             return nil
@@ -93,11 +86,6 @@ local results = part(function(results)
         handled, has_outcome = mid, with_outcome
     end
 
-    -- Whether the end of a message is stored.
-    function results.is_stored(record)
-        return milliseconds_of(record) ~= nil
-    end
-
     -- A message ends in a way that no handler reports: store that, and put an end notice, where its
     -- headers ask for it.
     function results.write_end(record, status, reason)
@@ -106,7 +94,7 @@ local results = part(function(results)
         if is_reported and has_outcome then
             return
         end
-        local milliseconds = milliseconds_of(record)
+        local milliseconds = results.milliseconds_of(record)
         local has_notice = not is_reported and record.headers and record.headers['laneway-flow']
         if not milliseconds and not has_notice then
             return
@@ -125,7 +113,7 @@ local results = part(function(results)
 
     -- A dead letter was put back: delete its outcome and progress.
     function results.forget_end(record)
-        if milliseconds_of(record) then
+        if results.milliseconds_of(record) then
             local name = results.name(record.topic, id_of(record))
             call('DEL', key('o:' .. name), key('n:' .. name))
             results.notify(name)

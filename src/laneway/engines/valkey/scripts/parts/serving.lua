@@ -164,7 +164,7 @@ local serving = part(function(serving)
                 read_groups(found, source.gate)
             else
                 found = lanes.names_in(found)
-                source.records = lanes.read(found)
+                lanes.load(found)
             end
         else
             found = call('ZRANGE', source.name, source.offset, last, 'WITHSCORES')
@@ -323,7 +323,7 @@ local serving = part(function(serving)
             group.entry = { group.vt, group.number, group, source }
             push(heap, group.entry)
         elseif source.of_lanes then
-            local lane = lanes.find(found[at], source.records and source.records[at])
+            local lane = lanes.find(found[at])
             source.at = at + 1
             if not lane then -- the store lost it; the doctor reports it
                 return advance(heap, source)
@@ -444,8 +444,7 @@ local serving = part(function(serving)
             else
                 local at = source.at
                 local found, position = source.found[at], source.offset - #source.found + at - 1
-                local entry = type(found) == 'table' and found
-                    or lanes.find(found, source.records and source.records[at])
+                local entry = type(found) == 'table' and found or lanes.find(found)
                 source.at = at + 1
                 if not entry or not is_there(entry, queue) then
                     -- the store lost it, or it has gone to another gate
@@ -970,19 +969,13 @@ local serving = part(function(serving)
         groups.touch(group)
     end
 
-    local POOL = 512
-    local pool = {} -- tables of earlier calls, which are used again
-
     -- What this call knows of a lane that it visited.
     local function given_by(lane)
         local given = calls.given[lane]
         if not given then
-            local n = #calls.order + 1
-            given = pool[n] or {}
-            given.lane, given.wanted, given.picked, given.first, given.count, given.charge,
-                given.place, given.packed_name, given.is_limited, given.gate = lane, 0, false, 0, 0,
-                0, 0, false, false, ''
-            calls.given[lane], calls.order[n], pool[n] = given, given, n <= POOL and given or nil
+            given = { lane = lane, wanted = 0, picked = false, first = 0, count = 0, charge = 0,
+                place = 0, packed_name = false, is_limited = false, gate = '' }
+            calls.given[lane], calls.order[#calls.order + 1] = given, given
         end
         return given
     end
@@ -1542,7 +1535,7 @@ local serving = part(function(serving)
     -- Fetching
 
     -- The numbers of the first messages of a lane that has not only plain ones, in its order; how
-    -- many of them are plain, how many are in the sorted set, and whether it has no others.
+    -- many of them are plain, and how many are in the sorted set.
     -- `listed`: its first plain messages; `stored`: their records.
     local function first_of(lane, wanted, listed, stored)
         local in_set, sorted = lanes.key_of('z', lane), nil
@@ -1550,17 +1543,10 @@ local serving = part(function(serving)
             sorted = call('ZRANGE', in_set, '[' .. messages.rank_code(calls.first_rank), '+',
                 'BYLEX', 'LIMIT', 0, wanted)
             listed = takes_plain_ones() and listed or {}
-        else -- one more than wanted shows whether there are others
-            sorted = call('ZRANGE', in_set, 0, wanted)
+        else
+            sorted = call('ZRANGE', in_set, 0, wanted - 1)
         end
-        local found, p, s, size = {}, 1, 1, #sorted
-        if not calls.last_rank and not listed[1] then
-            local count = min(size, wanted)
-            for n = 1, count do
-                found[n] = unpack_from('>I7', sorted[n], #sorted[n] - 6)
-            end
-            return found, 0, count, count == size
-        end
+        local found, p, s = {}, 1, 1
         while #found < wanted and (listed[p] or sorted[s]) do
             local takes_plain = listed[p] ~= nil
             if takes_plain and sorted[s] then
@@ -1576,28 +1562,20 @@ local serving = part(function(serving)
                 found[#found + 1], s = messages.number_in(sorted[s]), s + 1
             end
         end
-        return found, p - 1, s - 1, s > size and not calls.last_rank
+        return found, p - 1, s - 1
     end
 
     -- Take the first messages out of a lane that has not only plain ones, and append their numbers
     -- to a list.
     local function fetch(lane, wanted, mids)
         local listed = plain.peek(lane, wanted)
-        local found, plain_ones, others, are_all = first_of(lane, wanted, listed, read_many(keys.m,
-            listed))
-        if plain_ones > 0 then
-            plain.drop(lane, plain_ones)
-        end
+        local found, plain_ones, others = first_of(lane, wanted, listed, read_many(keys.m, listed))
+        plain.drop(lane, plain_ones)
         if others > 0 then
-            if are_all then
-                writes.clear(lanes.key_of('z', lane))
-            else
-                local in_set = lanes.key_of('z', lane)
-                local before = calls.last_rank
-                    and call('ZLEXCOUNT', in_set, '-', '(' .. messages.rank_code(calls.first_rank))
-                    or 0
-                call('ZREMRANGEBYRANK', in_set, before, before + others - 1)
-            end
+            local in_set = lanes.key_of('z', lane)
+            local before = calls.last_rank
+                and call('ZLEXCOUNT', in_set, '-', '(' .. messages.rank_code(calls.first_rank)) or 0
+            call('ZREMRANGEBYRANK', in_set, before, before + others - 1)
             lane.sorted = lane.sorted - others
         end
         for n = 1, #found do
@@ -1666,7 +1644,6 @@ local serving = part(function(serving)
                     calls.parked = calls.parked + 1
                 else
                     found[#found + 1], slots[#slots + 1] = mid, slot
-                    calls.read[mid], calls.slot_of[mid] = stored, slot
                 end
             end
             is_last = is_last or #mids < wanted
@@ -1698,8 +1675,7 @@ local serving = part(function(serving)
     -- The numbers and records of all messages, lane by lane.
     local function fetch_all()
         local mids = {}
-        for n = 1, #calls.order do
-            local given = calls.order[n]
+        for _, given in ipairs(calls.order) do
             if given.wanted > 0 then
                 local lane = given.lane
                 given.first = #mids
@@ -1713,23 +1689,7 @@ local serving = part(function(serving)
                 given.count = #mids - given.first
             end
         end
-        local read = calls.read
-        if next(read) == nil then
-            return mids, read_many(keys.m, mids)
-        end
-        local wanted, records = {}, {}
-        for n = 1, #mids do
-            records[n] = read[mids[n]] or false
-            wanted[#wanted + 1] = not records[n] and mids[n] or nil
-        end
-        local rest, at = read_many(keys.m, wanted), 0
-        for n = 1, #mids do
-            if not records[n] then
-                at = at + 1
-                records[n] = rest[at]
-            end
-        end
-        return mids, records
+        return mids, read_many(keys.m, mids)
     end
 
     -- Leases
@@ -1738,17 +1698,6 @@ local serving = part(function(serving)
 
     local function deadline_of(policy)
         return shard.now + min(policy.lease, calls.max_lease)
-    end
-
-    -- Numbers and fences, flat, of the leases that end at the same time: they are one event, see
-    -- settling.lua.
-    local function ends_at(deadline)
-        local ends = out.ends[deadline]
-        if not ends then
-            ends = {}
-            out.ends[deadline] = ends
-        end
-        return ends
     end
 
     local function uncount(lane, policy)
@@ -1778,7 +1727,9 @@ local serving = part(function(serving)
 
     -- `line`: the serial key that the message holds from now on; false: none.
     local function add_lease(deadline, mid, stored, tail, line)
-        local leases, found, ends = out.leases, out.messages, ends_at(deadline)
+        -- leases that end at the same time are one event, see settling.lua
+        local leases, found, ends = out.leases, out.messages, out.ends[deadline] or {}
+        out.ends[deadline] = ends
         local n, m, e, fence = #leases, #found, #ends, shard.fence + 1
         shard.fence, shard.leased = fence, shard.leased + 1
         leases[n + 1], leases[n + 2] = mid, pack(settling.LEASE, 207, fence, tail)
@@ -1793,15 +1744,6 @@ local serving = part(function(serving)
     local function add_bodies(bodies)
         local n = #out.bodies
         out.bodies[n + 1], out.bodies[n + 2] = #out.messages / 2 - 1, bodies
-    end
-
-    -- The slot of a message's key; false: no limits hold for it.
-    local function slot_for(lane, mid, stored)
-        local slot = calls.slot_of[mid]
-        if slot == nil then
-            slot = key_limits.slot_for(lane, messages.take(mid, stored))
-        end
-        return slot
     end
 
     -- What is behind the fence of a message's lease. An ack needs no more of most messages than
@@ -1831,7 +1773,7 @@ local serving = part(function(serving)
             messages.expire(lane, record)
             return
         end
-        tallies.waited(lane, record.since, record.since, 1)
+        tallies.waited(lane, record.since, record.since)
         local line = messages.line(record)
         add_lease(deadline, mid, stored, tail_for(given, policy, deadline, record, line, slot),
             line)
@@ -1848,28 +1790,16 @@ local serving = part(function(serving)
         end
     end
 
-    -- Count how long so many plain messages have waited, by the records of the first and the last.
-    local function count_waits(lane, plain_ones)
-        local count = #plain_ones
-        local first, last = plain_ones[1], plain_ones[count]
-        if not tallies.waited(lane, unpack_from('>I7', first, #first - 6), unpack_from('>I7', last,
-            #last - 6), count) then
-            for n = 1, count do
-                local since = unpack_from('>I7', plain_ones[n], #plain_ones[n] - 6)
-                tallies.waited(lane, since, since, 1)
-            end
-        end
-    end
-
     -- Deliver the messages of one visit. Plain ones are not decoded: this is the innermost loop.
     local function deliver_visit(given, policy, deadline, mids, records, first, last)
-        local lane, size, plain_ones = given.lane, 0, {}
-        local tail, tail_is_quick = nil, nil
+        local lane, size, plain_ones = given.lane, 0, 0
+        local tail, tail_is_quick, first_since = nil, nil, nil
         local is_once, is_key_limited = policy.at_most_once, policy.key_limited
         for place = first, last do
             local mid, stored = mids[place], records[place]
             local kind = stored and byte(stored)
-            local slot = kind and is_key_limited and slot_for(lane, mid, stored)
+            local slot = kind and is_key_limited
+                and key_limits.slot_for(lane, messages.take(mid, stored))
             -- the lane counted a message that does not exist: the doctor repairs the count
             if not kind then
                 uncount(lane, policy)
@@ -1883,22 +1813,21 @@ local serving = part(function(serving)
                     tail, tail_is_quick = tail_of(given, policy, is_quick, false), is_quick
                 end
                 size = size + #stored - 10 - unpack_from('>I2', stored, 2)
-                plain_ones[#plain_ones + 1] = stored
+                plain_ones = plain_ones + 1
+                local since = unpack_from('>I7', stored, #stored - 6)
+                first_since = first_since or since
+                tallies.waited(lane, since, first_since)
                 add_lease(deadline, mid, stored, tail, false)
             end
         end
-        if plain_ones[1] then
-            lane.bytes, shard.bytes = lane.bytes - size, shard.bytes - size
-            shard.waiting = shard.waiting - #plain_ones
-            count_waits(lane, plain_ones)
-        end
+        lane.bytes, shard.bytes = lane.bytes - size, shard.bytes - size
+        shard.waiting = shard.waiting - plain_ones
     end
 
     -- Read at once which messages have the merge keys of those that are delivered.
     local function load_merging(mids, records)
         local wanted = {}
-        for n = 1, #calls.order do
-            local given = calls.order[n]
+        for _, given in ipairs(calls.order) do
             local count = given.lane.policy.merge and given.count or 0
             for place = given.first + 1, given.first + count do
                 local stored = records[place]
@@ -1909,9 +1838,7 @@ local serving = part(function(serving)
                 end
             end
         end
-        if wanted[1] then
-            writes.load_fields(keys.merge, wanted)
-        end
+        writes.load_fields(keys.merge, wanted)
     end
 
     local function deliver_all(visits)
@@ -1919,8 +1846,7 @@ local serving = part(function(serving)
         load_merging(mids, records)
         out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {},
             tails = { [true] = {}, [false] = {} } }
-        for n = 1, #calls.order do
-            local given = calls.order[n]
+        for _, given in ipairs(calls.order) do
             local lane = given.lane
             local tier_queue = tier_queues[lane.tier_queue]
             given.charge = tier_queue.by_time and expected_cost(lane, tier_queue) or 0
@@ -1969,8 +1895,6 @@ local serving = part(function(serving)
         calls = { room = room, others = others or 0, left = room,
             startable = startable, record_start = record_start,
             visits = {}, order = {}, given = {}, withheld = false,
-            -- by number, of messages whose keys have limits: their records and slots
-            read = {}, slot_of = {},
             -- what a visit of weight 1 takes: as many lanes of a group are read with it
             chunk = CHUNK, cut = false, parked = 0,
             -- lanes that wait in the heap behind open gates, and those that could deliver nothing

@@ -160,16 +160,9 @@ local function round(number) -- to even, as Python does
     return whole
 end
 
-local last_stem = ''
-
--- "push.eu." of the topic push.eu.acme, "" of one without a dot. Most topics of a call have the
--- same, and to compare it is faster than to search for it.
+-- "push.eu." of the topic push.eu.acme, "" of one without a dot.
 local function stem_of(name)
-    local size = #last_stem
-    if sub(name, 1, size) ~= last_stem or find_in(name, '.', size + 1, true) then
-        last_stem = match(name, '^(.*%.)') or ''
-    end
-    return last_stem
+    return match(name, '^(.*%.)') or ''
 end
 
 -- Run a command with many arguments, in slices. `step`: arguments that belong together.
@@ -359,6 +352,30 @@ end
 
 local function id_of(record)
     return record.id or generated_id(record.mid)
+end
+
+-- What parts remember of each shard while its policies stay the same, because working it out costs
+-- more than all else that is done with a lane. `count`: how many stems are in it.
+local memory
+do
+    local MOST_SHARDS, MOST_STEMS = 1024, 8192
+    local shards, count = {}, 0
+
+    function memory()
+        local found = shards[PREFIX]
+        if not found or found.nonce ~= shard.nonce or found.version ~= shard.version
+            or found.count >= MOST_STEMS then
+            if count >= MOST_SHARDS then
+                shards, count = {}, 0
+            end
+            count = count + (shards[PREFIX] and 0 or 1)
+            found = { nonce = shard.nonce, version = shard.version, count = 0, absent = {},
+                subscriptions = false, by_stem = {}, cells = {}, waits = {}, noise = 0,
+                noise_at = 0 }
+            shards[PREFIX] = found
+        end
+        return found
+    end
 end
 
 -- Tiers, in the order of their declaration: {name, share or "strict", whether it is fair by time};

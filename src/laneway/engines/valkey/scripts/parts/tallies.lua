@@ -23,29 +23,9 @@ local tallies = part(function(tallies)
         300000000, 900000000, 3600000000, 21600000000, 86400000000 }
     local NOISY_PART, MOST_NOISY = 100, 1000
 
-    -- What is known of each shard that the server has, because working it out costs more than all
-    -- else that is done with a lane here: the patterns of stems, as of a version of the policies;
-    -- cells, which have what a call has counted; the largest size class that is not noisy.
-    local MOST_SHARDS, MOST_STEMS = 1024, 8192
-    local shards, count = {}, 0
-
-    local function of_shard(nonce, version)
-        local found = shards[PREFIX]
-        if not found or found.nonce ~= nonce then
-            if count >= MOST_SHARDS then
-                shards, count = {}, 0
-            end
-            found = { nonce = nonce, version = false, by_stem = {}, count = 0, cells = {},
-                waits = {}, noise = 0, noise_at = 0 }
-            shards[PREFIX], count = found, count + 1
-        end
-        if found.version ~= version or found.count >= MOST_STEMS then
-            found.version, found.by_stem, found.count = version, {}, 0
-        end
-        return found
-    end
-
-    local here -- what is known of the shard of this call; nil: not needed yet
+    -- The memory of the shard: cells by stem, which have what a call has counted; the largest size
+    -- class that is not noisy. nil: not needed yet.
+    local here
 
     -- The most specific pattern of the topics with this stem; '*' if there is none. Stems of
     -- buckets begin with \30.
@@ -92,27 +72,19 @@ local tallies = part(function(tallies)
 
     local used = {} -- the cells in which this call has counted something
     local waits_used = {} -- and the waiting times of tiers
-    -- the cells, and the waiting times, that were used last: mostly those that are used next
-    local last_of, last_queue, last_cell, last_waiting, last_waits
+
+    -- the cell, and the waiting times, that were used last: mostly those that are used next
+    local last_of, last_tier, last_cell, last_queue, last_waits
 
     local function reset()
-        for n = 1, #used do -- of a call that ended in an error
-            for k = 1, #FLOWS do
-                used[n][FLOWS[k]] = 0
-            end
-            used[n].is_used = false
+        if used[1] or waits_used[1] then -- of a call that ended in an error
+            here.nonce, used, waits_used = false, {}, {}
         end
-        for n = 1, #waits_used do
-            waits_used[n].counts = {}
-        end
-        if used[1] or waits_used[1] then
-            used, waits_used = {}, {}
-        end
-        here, last_of, last_waiting = nil, nil, nil
+        here, last_of, last_queue = nil, nil, nil
     end
 
     local function look_up_shard()
-        here = of_shard(shard.nonce, shard.version)
+        here = memory()
         at_next_begin(reset)
     end
 
@@ -131,17 +103,17 @@ local tallies = part(function(tallies)
     end
 
     -- The cell of a lane.
-    local function cell_of_lane(lane, queue)
-        local policy = lane.policy
+    local function cell_of_lane(lane)
+        local policy, tier = lane.policy, tier_queues[lane.tier_queue].tier
         if not policy and shard.own + shard.exact > 0 then
             policy = policies.of_lane(lane.policy_name or lane.name)
         end
         if policy and policy.history then
-            return use(nil, tier_queues[queue].tier, lane.policy_name or lane.name)
+            return use(nil, tier, lane.policy_name or lane.name)
         end
         local stem = stem_of(lane.name) -- that of a partition is that of its topic
-        if stem ~= last_of or queue ~= last_queue then
-            last_of, last_queue, last_cell = stem, queue, use(stem, tier_queues[queue].tier)
+        if stem ~= last_of or tier ~= last_tier then
+            last_of, last_tier, last_cell = stem, tier, use(stem, tier)
         end
         return last_cell
     end
@@ -153,11 +125,7 @@ local tallies = part(function(tallies)
 
     -- Count what has happened in a lane since it was read, or counted.
     function tallies.count(lane)
-        local queue, was = lane.tier_queue, lane.was
-        if queue < 0 then
-            queue = tier_queues[queue].number
-        end
-        local cell = cell_of_lane(lane, queue)
+        local cell, was = cell_of_lane(lane), lane.was
         local published, delivered, done, waiting = lane.published, lane.delivered, lane.done,
             lane.ready + lane.delayed + lane.parked
         local more, taken = published - was[1], delivered - was[2]
@@ -199,12 +167,9 @@ local tallies = part(function(tallies)
     local least, most, class = 0, 0, 0 -- the class of the last waiting time, and its bounds
 
     local function look_up_class(wait)
-        class = #BOUNDS + 1
-        for n = 1, #BOUNDS do
-            if wait < BOUNDS[n] then
-                class = n
-                break
-            end
+        class = 1
+        while BOUNDS[class] and wait >= BOUNDS[class] do
+            class = class + 1
         end
         least, most = BOUNDS[class - 1] or -math.huge, BOUNDS[class] or math.huge
     end
@@ -235,30 +200,22 @@ local tallies = part(function(tallies)
         return waits
     end
 
-    -- Count how long `number` messages of a lane that are delivered now have waited. `first` and
-    -- `last`: since when the first and the last of them was ready. Returns false if they are in
-    -- different classes; then nothing is counted.
-    function tallies.waited(lane, first, last, number)
-        local wait, other, queue = shard.now - first, shard.now - last, lane.tier_queue
-        if queue < 0 then
-            queue = tier_queues[queue].number
-        end
+    -- Count how long a message of a lane that is delivered now has waited. `since`: when it was
+    -- ready; `first`: when the first one of the visit was.
+    function tallies.waited(lane, since, first)
+        local wait = shard.now - since
         if wait < least or wait >= most then
             look_up_class(wait)
         end
-        if other < least or other >= most then
-            return false
-        end
-        if queue ~= last_waiting then
-            last_waiting, last_waits = queue, waits_of(tier_queues[queue].tier)
+        if lane.tier_queue ~= last_queue then
+            last_queue, last_waits = lane.tier_queue, waits_of(tier_queues[lane.tier_queue].tier)
         end
         local counts, place = last_waits.counts, class
         -- a large backlog, or its own rate admitted them later than they were ready
         if lane.big > here.noise or (lane.admitted and lane.admitted > first) then
             place = place + #BOUNDS + 1
         end
-        counts[place] = (counts[place] or 0) + number
-        return true
+        counts[place] = (counts[place] or 0) + 1
     end
 
     -- Write what this call has counted.
@@ -282,6 +239,6 @@ local tallies = part(function(tallies)
             end
             waits.counts = {}
         end
-        used, waits_used, last_of, last_waiting = {}, {}, nil, nil
+        used, waits_used, last_of, last_queue = {}, {}, nil, nil
     end
 end)

@@ -59,11 +59,6 @@ local wakeup = part(function(wakeup)
         call('EXPIRE', waiters, math.ceil(seconds) + 60)
     end
 
-    -- Returns 1 if the channel was registered, else 0.
-    function wakeup.leave(kind, pool, channel)
-        return call('ZREM', key(kind .. ':' .. pool), channel)
-    end
-
     -- The bytes of a batch: the size of its head, the head (packed), then records and bodies.
     local function encoded(found, runs, bodies, first, wake)
         local mids, sizes, merged, parts = {}, {}, {}, {}
@@ -146,16 +141,15 @@ end)
 -- Write all changes: the end of every call that changes something.
 local function save(is_timed)
     local end_notices = results.take_end_notices()
-    if end_notices then
+    if end_notices[1] then
         intake.accept_all(end_notices)
     end
     messages.save()
     gates.save()
-    lanes.save()
+    local watched = lanes.save()
     tallies.save()
     writes.save()
     lanes.end_topics()
-    local watched = lanes.watched()
     for n = 1, #watched do
         results.notify('=' .. watched[n])
     end

@@ -8,12 +8,11 @@ local writes = part(function(writes)
     local members = {} -- by key: the score of each changed member; false: it is removed
     local fields = {}  -- by key: the value of each field that was read or changed; false: none
     local changed = {} -- by key: the fields that were changed
-    local cleared = {} -- the keys that are deleted before any of this is written
     local is_used = false
 
     local function reset()
         if is_used then -- not if everything was written
-            held_keys, members, fields, changed, cleared = {}, {}, {}, {}, {}
+            held_keys, members, fields, changed = {}, {}, {}, {}
             is_used = false
         end
     end
@@ -51,23 +50,6 @@ local writes = part(function(writes)
         end
         run_many('ZADD', name, added, 2)
         run_many('ZREM', name, gone, 1)
-    end
-
-    -- Delete a sorted set of which this call has taken all members: one command deletes all such.
-    function writes.clear(name)
-        if members[name] then
-            write_held(name)
-        end
-        is_used = is_used or at_next_begin(reset)
-        cleared[name], held_keys[name] = true, true
-    end
-
-    -- Delete it now, because it gets members by `run`.
-    function writes.end_clearing(name)
-        if cleared[name] then
-            run('DEL', name)
-            cleared[name] = nil
-        end
     end
 
     local function fields_of(name)
@@ -158,7 +140,6 @@ local writes = part(function(writes)
 
     -- Write the changes of one key, and forget what was read of it.
     function write_held(name)
-        writes.end_clearing(name)
         if members[name] then
             write_members(name)
             members[name] = nil
@@ -175,13 +156,6 @@ local writes = part(function(writes)
     function writes.save()
         if not is_used then
             return
-        end
-        local gone = {}
-        for name in pairs(cleared) do
-            gone[#gone + 1] = name
-        end
-        if gone[1] then
-            run_many('DEL', gone[1], gone, 1) -- the first one twice
         end
         for name in pairs(members) do
             write_members(name)
