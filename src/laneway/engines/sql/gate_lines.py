@@ -20,15 +20,18 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 from laneway.engines.shared import gates
 from laneway.engines.shared.states import AT_GATE
 from laneway.engines.sql import gate_order
 from laneway.engines.sql.rows import GateState, GroupQueue, GroupTurn, Lane
+from laneway.engines.sql.store import Read
 from laneway.engines.sql.transaction import Transaction
 from laneway.engines.sql.wanted import Only
+from laneway.policy import gate_names
 from laneway.topic_groups import GROUP
 
 FEW = 4
@@ -54,74 +57,68 @@ class GateLines:
         """Lanes that deliver nothing more in this call."""
         self.moved: list[Lane] = []
         """Lanes that this call has moved to other gates."""
-        self.first_pages: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
-        """By values of `lanes_at_gate`: what it has read for an order that begins soon."""
         self._lines: dict[tuple[str, int], GateLine] = {}
         self._tier_queues: dict[str, list[int]] = {}
         """By gate: those with lanes there, those too that came there in this call."""
-        self._stored: dict[str, list[int]] = {}
-        """By gate: those that had lanes there before."""
         self._has_pools = len({queue.pool for queue in tx.tier_queues.values()}) > 1
 
-    def line(self, gate: GateState, tier_queue: int, page: int = FEW) -> GateLine:
+    def line(self, gate: GateState, tier_queue: int) -> GateLine:
         """The order of a tier queue at a gate."""
-        key = gate.name, tier_queue
-        found = self._lines.get(key)
-        if found is None:
-            found = self._lines[key] = GateLine(self, gate, tier_queue, page)
-        return found
+        if (gate.name, tier_queue) not in self._lines:
+            self.read([gate], tier_queue, FEW)
+        return self._lines[gate.name, tier_queue]
 
     def read(self, gates: Iterable[GateState], tier_queue: int, page: int) -> None:
         """Read the beginnings of the orders of a tier queue at these gates together."""
-        tx, reads = self.tx, list[tuple[Any, ...]]()
-        for gate in gates:
-            if (gate.name, tier_queue) not in self._lines:
-                index = index_of(tx, gate, tier_queue)
-                reads.append((gate.name, index, -1, -1, page))
-                tx.prefetch("lanes_at_gate", *reads[-1])
-        self.first_pages = {read: tx.all("lanes_at_gate", *read) for read in reads}
-        tx.load_numbers(number for rows in self.first_pages.values() for number, _ in rows)
-        if len(reads) > 1:
-            self._read_tier_queues([name for name, *_ in reads])
-
-    def expect(self, lanes: Iterable[Lane]) -> None:
-        """Read together which tier queues have lanes at the gates of these lanes."""
-        tx = self.tx
-        names = {
-            gate.name: None
-            for lane in lanes
-            for gate in tx.gates_in(tx.gate_of(lane, tx.policy_of(lane)))
-            if gate.name not in self._stored
+        lines = {
+            (gate.name, tier_queue): GateLine(self, gate, tier_queue, page)
+            for gate in gates
+            if (gate.name, tier_queue) not in self._lines
         }
+        pages = self.tx.pages([line.first_page for line in lines.values()])
+        self.load_lanes([number for rows in pages for number, _ in rows])
+        self._lines |= lines
+        for line, rows in zip(lines.values(), pages, strict=True):
+            line.begin(rows)
+
+    def load_lanes(self, numbers: Sequence[int]) -> None:
+        """Read these lanes, and what `expect` reads of them."""
+        tx = self.tx
+        tx.load_numbers(numbers)
+        lanes = list(map(tx.lane_cache.lanes.__getitem__, numbers))
+        self.upcoming += zip(lanes, repeat(None))
+        self.expect({lane.gates or lane.gate or "" for lane in lanes} - {""})
+
+    def expect(self, keys: Collection[str]) -> None:
+        """Read the gates of these keys, and which tier queues have lanes there, each together."""
+        self.tx.load_gates(keys)
+        names = {name for key in keys for name in gate_names(key)} - self._tier_queues.keys()
         if len(names) > 1:
-            self._read_tier_queues(list(names))
+            self._read_tier_queues(sorted(names))
 
     def _read_tier_queues(self, names: Sequence[str]) -> None:
         """Read which tier queues have lanes at these gates."""
-        self._stored.update((name, []) for name in names)
+        self._tier_queues.update((name, []) for name in names)
         for name, number in self.tx.all("gate_entries_of", self.tx.array(names)):
-            self._stored[name].append(number)
+            self._tier_queues[name].append(number)
+        for lane in (*self.tx.came_up, *self.moved):
+            self._note(lane)
 
     def at(self, gate: GateState) -> list[GateLine]:
         """The orders of all tier queues with lanes at a gate."""
-        numbers = self._tier_queues.get(gate.name)
-        if numbers is None:
-            if gate.name not in self._stored:
-                self._read_tier_queues([gate.name])
-            numbers = self._tier_queues[gate.name] = self._stored[gate.name]
-            for lane in (*self.tx.came_up, *self.moved):
-                self._note(lane, gate.name)
-        return [self.line(gate, number) for number in numbers]
+        if gate.name not in self._tier_queues:
+            self._read_tier_queues([gate.name])
+        return [self.line(gate, number) for number in self._tier_queues[gate.name]]
 
-    def _note(self, lane: Lane, gate: str) -> None:
-        number, known = self.tx.tier_queue_of(lane).number, self._tier_queues.get(gate)
-        if known is not None and lane.gate == gate and number not in known:
+    def _note(self, lane: Lane) -> None:
+        number, known = self.tx.tier_queue_of(lane).number, self._tier_queues.get(lane.gate or "")
+        if known is not None and number not in known:
             known.append(number)
 
     def lane_moved(self, lane: Lane, gate: GateState) -> None:
         """The lane waits at this gate now."""
         self.moved.append(lane)
-        self._note(lane, gate.name)
+        self._note(lane)
         line = self._lines.get((gate.name, self.tx.tier_queue_of(lane).number))
         if line is not None:
             line.add(lane)
@@ -209,14 +206,19 @@ class GateLine:
         self._entries: set[int] = set()
         self._listed: dict[int, int] = {}
         """By number of a group: the turn at which the heap has it."""
-        tx = self._tx
-        self._index = index_of(tx, gate, tier_queue)
+        self._index = index_of(self._tx, gate, tier_queue)
         """Whose lanes are entries: the tier queue's, or those of the group whose gate it is."""
-        self._read_lanes(self._heap, self._index, self._begin(self._index, "gates"))
+        self.first_page = self._next_page(self._index, self._begin(self._index, "gates"))
+        """The statement that reads the first lanes."""
+
+    def begin(self, rows: Sequence[tuple[int, int]]) -> None:
+        """Begin with the rows of `first_page`."""
+        tx = self._tx
+        self._add_lanes(self._heap, self._index, rows)
         if self._index > 0 and tx.groups.exist():
-            self._read_groups(self._begin(tier_queue, "groups gates"))
-        for lane in (*tx.came_up, *lines.moved):
-            if tx.tier_queue_of(lane).number == tier_queue:
+            self._read_groups(self._begin(self.tier_queue, "groups gates"))
+        for lane in (*tx.came_up, *self._lines.moved):
+            if tx.tier_queue_of(lane).number == self.tier_queue:
                 self.add(lane)
 
     @property
@@ -378,19 +380,23 @@ class GateLine:
         else:
             self._read_lanes(heap, index, after)
 
+    def _next_page(self, index: int, after: tuple[Any, ...]) -> Read:
+        return "lanes_at_gate", self.gate.name, index, *after, self._page
+
     def _read_lanes(
         self, heap: list[tuple[int, int, int, Any]], index: int, after: tuple[Any, ...]
     ) -> None:
-        tx, page = self._tx, self._page
-        read = (self.gate.name, index, *after, page)
-        rows = self._lines.first_pages.pop(read, None) or tx.all("lanes_at_gate", *read)
-        numbers = [number for number, _ in rows]
-        tx.load_numbers(numbers)
-        lanes = tx.lane_cache.lanes
-        self._lines.upcoming.extend((lanes[number], None) for number in numbers)
+        rows = self._tx.all(*self._next_page(index, after))
+        self._lines.load_lanes([number for number, _ in rows])
+        self._add_lanes(heap, index, rows)
+
+    def _add_lanes(
+        self, heap: list[tuple[int, int, int, Any]], index: int, rows: Sequence[tuple[int, int]]
+    ) -> None:
+        lanes = self._tx.lane_cache.lanes
         if self._only is not None:
-            self._only.load_ranks(lanes[number] for number in numbers)
-        for number in numbers:
+            self._only.load_ranks(lanes[number] for number, _ in rows)
+        for number, _ in rows:
             self._push(heap, lanes[number])
         self._mark(heap, index, "gates", rows)
 
@@ -413,7 +419,7 @@ class GateLine:
         heap: list[tuple[int, int, int, Any]],
         number: int,
         kind: str,
-        rows: list[tuple[int, ...]],
+        rows: Sequence[tuple[int, ...]],
     ) -> None:
         """Behind a full page: where the next one begins."""
         if len(rows) == self._page:

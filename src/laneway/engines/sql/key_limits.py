@@ -29,13 +29,11 @@ if TYPE_CHECKING:
         """A lane's next messages that were read, see `reading_ahead.Heads`."""
 
         rows: list[Next]
+        behind: int
         is_whole: bool
 
-        def more(self, most: int, *, is_narrow: bool = False) -> bool:
+        def read_more(self, most: int, *, is_narrow: bool = False) -> None:
             """Read more."""
-
-        def drop(self, held_back: Sequence[Next]) -> None:
-            """Some were parked."""
 
     class Transaction(Session, Protocol):
         """What limits per key need of a transaction, which uses them."""
@@ -140,13 +138,14 @@ def next_of(tx: Transaction, lane: Lane, heads: Heads, most: int) -> tuple[list[
         found, held_back = admitted(tx, lane, heads.rows, most)
         if held_back:
             parked += len(held_back)
-            heads.drop(held_back)
+            heads.rows = found + heads.rows[len(found) + len(held_back) :]
+            heads.behind -= len(held_back)
             _park(tx, lane, held_back)
         if len(found) == most or heads.is_whole:
             return found, False
         if parked >= MOST_PARKED:
             return found, True
-        heads.more(most, is_narrow=parked > 0)
+        heads.read_more(most, is_narrow=parked > 0)
 
 
 def _park(tx: Transaction, lane: Lane, held_back: Sequence[Next]) -> None:

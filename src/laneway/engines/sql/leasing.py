@@ -43,8 +43,8 @@ from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.size_classes import AGE_SHIFT
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, RUNNABLE
 from laneway.engines.sql import gate_order, key_limits, messages
-from laneway.engines.sql.gate_lines import FEW, GateLine, GateLines
-from laneway.engines.sql.reading_ahead import Heads, ReadingAhead
+from laneway.engines.sql.gate_lines import GateLine, GateLines
+from laneway.engines.sql.reading_ahead import Heads, ReadingAhead, read_heads
 from laneway.engines.sql.rows import (
     LANE_COLUMNS,
     NONE,
@@ -113,12 +113,6 @@ MANY_GATES = 4
 """
 Above this number of open gates in a tier queue only a few lanes of each are read at first, instead
 of as many as there is room for.
-"""
-
-FEW_HEADS = 4
-"""
-Up to this number of messages of a lane are read with those of other lanes, the first of all lanes
-in one statement, then the second: a statement for each lane would cost more.
 """
 
 _loads = msgspec.json.Decoder(tuple[int | None, list[int]]).decode
@@ -320,13 +314,10 @@ class _Candidates:
             page = max(8, page // len(names))
         tx = self._tx
         tx.load_gates(names)
-        gates = [gate for name in names if (gate := tx.gate(name)) is not None]
-        if self._only is None:
-            self._plan.lines.read(
-                [each for each in gates if each.is_open(tx.now)], self.number, page
-            )
+        gates = [gate for name in names if (gate := tx.gate(name)) and gate.is_open(tx.now)]
+        self._plan.lines.read(gates, self.number, page)
         for gate in gates:
-            self.add_line(gate, page)
+            self.add_line(gate)
 
     def _mark_gates(self, number: int, head: Sequence[int]) -> None:
         """More gates of a tier queue, or of a group, are behind the one with this first lane."""
@@ -354,10 +345,10 @@ class _Candidates:
                 self._read_gates_of_groups(after)
         return True
 
-    def add_line(self, gate: GateState, page: int = FEW) -> None:
+    def add_line(self, gate: GateState) -> None:
         """Add the order of the lanes at a gate."""
         if gate.name not in self._lines and gate.is_open(self._tx.now):
-            self._lines[gate.name] = self._plan.lines.line(gate, self.number, page)
+            self._lines[gate.name] = self._plan.lines.line(gate, self.number)
         if gate.name in self._lines:
             heapq.heappush(self._heads, (ANYWHERE, gate.name))
 
@@ -981,33 +972,26 @@ class _Plan:
             take = 0
         if take <= 0:  # the lane's policy changed since it was placed
             return 0
-        heads = self.ahead.of(lane, folded)
-        if heads is not None or (gate is not None and not tx.has_read_gates(gate)):
-            self.lines.expect(self.ahead.look(lane, folded, take, room))
-        is_picked = self.ahead.ranks is not None or folded is not None
-        if heads is not None and is_picked:
-            take = len(heads.first(take))
+        heads = None
+        if self.ahead.has_to_know(lane, folded, policy, gate):
+            heads = self.ahead.of(lane, folded)
+            if not heads.size:
+                self.lines.expect(self.ahead.look(heads, take, room))
+            if heads.is_picked:
+                take = len(heads.first(take))
         gates: Sequence[GateState] = ()
         if gate is not None:
+            if not tx.has_read_gates(gate):
+                self.lines.expect(tx.gate_keys(each for each, _ in self.ahead.upcoming))
             gates = tx.gates_in(gate)
             if lane.place == AT_GATE and lane.gates_key != gate:
                 gate_order.change(tx, lane, gate)
             take = min(take, self._room_at(lane, policy, gates, heads, in_order=in_order))
-        keyed: list[key_limits.Next] = []
-        if heads is not None and policy.key_limited and take:
-            keyed, is_cut = key_limits.next_of(tx, lane, heads, take)
-            self.cut |= is_cut
-            take = len(keyed)
         permits, largest = take, 1
-        if heads is not None and take and lane.need and (policy.lane_rate or gates):
-            take, permits, largest = self._admit(lane, policy, gates, take, heads)
+        if heads is not None and take:
+            take, permits, largest = self._take_known(lane, policy, gates, take, heads)
         if take == 0:
             return 0
-        if keyed:
-            key_limits.take(tx, lane, policy, keyed[:take])
-        if heads is not None:
-            known = self.picked if is_picked else self.known
-            known.setdefault(lane.lane, []).extend(heads.take(take))
         if limited:
             self.startable -= take
         if gates:
@@ -1056,6 +1040,33 @@ class _Plan:
             gate_order.move(tx, lane, blocked, self.lines.is_turn, cost)
         return 0
 
+    def _take_known(
+        self,
+        lane: Lane,
+        policy: Resolved,
+        gates: Sequence[GateState],
+        most: int,
+        heads: Heads,
+    ) -> tuple[int, int, int]:
+        """
+        Take those of the lane's next messages that their keys and costs admit; returns how many,
+        the sum of their costs and the largest.
+        """
+        tx, keyed = self.tx, list[key_limits.Next]()
+        take = most
+        if policy.key_limited:
+            keyed, is_cut = key_limits.next_of(tx, lane, heads, most)
+            self.cut |= is_cut
+            take = len(keyed)
+        permits, largest = take, 1
+        if take and lane.need and (policy.lane_rate or gates):
+            take, permits, largest = self._admit(lane, policy, gates, take, heads)
+        if keyed and take:
+            key_limits.take(tx, lane, policy, keyed[:take])
+        known = self.picked if heads.is_picked else self.known
+        known.setdefault(lane.lane, []).extend(heads.take(take))
+        return take, permits, largest
+
     def _admit(
         self,
         lane: Lane,
@@ -1095,8 +1106,10 @@ class _Plan:
         """The costs of the lane's next messages."""
         found = [mid for mid, _ in heads.first(most)]
         self.tx.messages.load(found)
-        rows = map(self.tx.messages.get, found)
-        return [messages.cost_of(row.headers if row is not None else None) for row in rows] or [1]
+        return [
+            messages.cost_of(row.headers if row else None)
+            for row in map(self.tx.messages.get, found)
+        ] or [1]
 
     def _charge(
         self,
@@ -1171,6 +1184,7 @@ class _Plan:
             for topic, name in named
             if (lane := tx.find_lane(name)) is not None and tx.tier_queue_of(lane).pool == pool
         ]
+        tx.load_gates(tx.gate_keys(lane for lane, _ in visits))
         self.ahead.upcoming.extend(visits)
         for lane, folded in visits:
             if room <= 0 or not can_deliver(tx, lane):
@@ -1263,7 +1277,7 @@ class _Deliveries:
         for lane, take, *_ in visits:
             if lane.lane not in named:
                 wanted[lane.lane] = wanted.get(lane.lane, 0) + take
-        rows = self._read_heads(wanted)
+        rows = read_heads(tx, {number: (take, 0) for number, take in wanted.items()})
         if named:
             tx.messages.load(mid for mids in named.values() for mid in mids)
             get = tx.messages.get
@@ -1275,40 +1289,6 @@ class _Deliveries:
         if parts := [row.mid for row in every if row.parts]:
             tx.parts.load(parts)
         self._delete_ready(rows)
-        return rows
-
-    def _read_heads(self, wanted: dict[int, int]) -> dict[int, list[Row]]:
-        """Read the first messages of these lanes, of each so many."""
-        tx = self.tx
-        rows: dict[int, list[Row]] = {number: [] for number in wanted}
-        lanes = tx.lane_cache.lanes
-        ranked = [number for number in wanted if lanes[number].ranks and tx.keeps_deleted]
-        few = {number: take for number, take in wanted.items() if take <= FEW_HEADS}
-        for number in ranked:
-            few.pop(number, None)
-        reads: list[Read] = [
-            ("head_of", number, lanes[number].first_rank, lanes[number].first_pos, take)
-            for number, take in wanted.items()
-            if number not in few and number not in ranked
-        ]
-        if ranked:
-            places = [
-                (number, *place, wanted[number])
-                for number in ranked
-                for place in lanes[number].first_places()
-            ]
-            reads.append(("ranked_heads", *map(tx.array, zip(*places, strict=True))))
-        for offset in range(max(few.values(), default=0)):
-            numbers = [number for number, take in few.items() if take > offset]
-            first = [lanes[number] for number in numbers if tx.keeps_deleted]
-            ranks = tx.array([lane.first_rank for lane in first])
-            positions = tx.array([lane.first_pos for lane in first])
-            reads.append(("heads", tx.array(numbers), ranks, positions, offset))
-        for read in reads:
-            tx.prefetch(*read)
-        heads = [head for read in reads for head in tx.all(*read)]
-        for row in tx.messages.adopt(heads):
-            rows[row.lane].append(row)
         return rows
 
     def _delete_ready(self, rows: dict[int, list[Row]]) -> None:

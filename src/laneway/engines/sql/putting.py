@@ -277,7 +277,7 @@ class _Intake:
         # More ready messages do not change the place of a lane that had some. (A merge may have
         # taken its last one.)
         arrived = [lane for lane in self._lanes.values() if lane.place == IDLE or not lane.ready]
-        tx.load_gates_of(arrived)
+        tx.load_gates(tx.gate_keys(arrived))
         tx.has_arrivals |= bool(arrived)
         for lane in arrived:
             tx.place(lane)

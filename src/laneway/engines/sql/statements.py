@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from laneway.engines.sql.rows import GROUP_COLUMNS, HEAD_COLUMNS, LANE_COLUMNS, ROW_COLUMNS
-from laneway.engines.sql.store import Connection
+from laneway.engines.sql.store import Connection, Read
 
 
 def load(own: Path, words: dict[str, str]) -> dict[str, str]:
@@ -160,6 +160,12 @@ class Statements:
         if self.tables:
             self._write_for(name)
         return self.connection.all(name, *values)
+
+    def pages(self, reads: Sequence[Read]) -> list[list[Any]]:
+        """All rows of each of these statements, which are asked for together."""
+        for read in reads:
+            self.prefetch(*read)
+        return [self.all(*read) for read in reads]
 
     def run(self, name: str, *values: Any) -> None:
         if self.tables:

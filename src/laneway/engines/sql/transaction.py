@@ -41,7 +41,7 @@ from laneway.engines.sql.rows import (
     to_json,
 )
 from laneway.engines.sql.statements import GRANT, KEYS_OF_LANES, Statements
-from laneway.engines.sql.store import Connection, Place
+from laneway.engines.sql.store import Connection, Place, Read
 from laneway.engines.sql.tallies import TallyBook
 from laneway.engines.sql.touched_rows import (
     EventTable,
@@ -720,10 +720,17 @@ class Transaction(Statements):
         known.update(dict.fromkeys(wanted))
         known.update((row[0], GateState(*row)) for row in rows)
 
-    def load_gates_of(self, lanes: Iterable[Lane]) -> None:
-        """Read the gates of these lanes, all in one statement."""
-        keys = (self.gate_of(lane, self.policy_of(lane)) for lane in lanes)
-        self.load_gates({key for key in keys if key is not None})
+    def gate_keys(self, lanes: Iterable[Lane]) -> set[str]:
+        """The keys of the gates of these lanes. Most lanes have no limits, and cost no call."""
+        return {
+            key
+            for lane in lanes
+            if lane.patterns is not self.rules.patterns
+            or lane.policy.limited
+            or lane.tier_queue < 0
+            or lane.own
+            if (key := self.gate_of(lane, self.policy_of(lane)))
+        }
 
     def gate_of(self, lane: Lane, policy: Resolved) -> str | None:
         """
@@ -1247,15 +1254,14 @@ class Transaction(Statements):
         self.reopen(
             [gate for gate in gates.values() if gate and gate.is_open(self.now) != gate.open]
         )
-        reads: list[tuple[str, int, int, int]] = []
+        reads: list[Read] = []
         for number, name in moved:
             own = self.groups.find(number, name[1:]) if name.startswith(GROUP) else None
             owner = number if own is None else -own.number
-            reads.append((name, owner, self._lowest_turns.pop((owner, name), NONE), number))
-            self.prefetch("gate_entry_read", *reads[-1])
-        found = [self.one("gate_entry_read", *read) for read in reads]
-        for (name, listed, _, number), row in zip(reads, found, strict=True):
-            owner, gate, (turn, lane, vt, *before) = listed, gates[name], row
+            lowest = self._lowest_turns.pop((owner, name), NONE)
+            reads.append(("gate_entry_read", name, owner, lowest, number))
+        for (_, name, listed, _, number), rows in zip(reads, self.pages(reads), strict=True):
+            owner, gate, (turn, lane, vt, *before) = listed, gates[name], rows[0]
             first_turn = NONE if turn is None else turn
             if owner > 0 and has_groups:
                 group = self.one("group_at_gate", name, number)

@@ -49,15 +49,8 @@ SELECT v.column1, v.column2, (SELECT p.mid FROM key_parked p
   FROM (VALUES (?, ?)) v
   {join} key_state k ON k.lane = v.column1 AND k.key = v.column2;
 
--- name: ready_heads
--- What a lease reads of most of a lane's ready messages, from a place to the end of a rank, behind
--- some of them; and their keys.
-SELECT r.mid, m.key, m.topic, m.serial, {head} FROM ready r LEFT JOIN message m ON m.mid = r.mid
- WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?) AND r.rank <= ?
- ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
-
 -- name: ready_keys
--- The keys of the same messages.
+-- The keys of a lane's ready messages, from a place to the end of a rank, behind some of them.
 SELECT r.mid, m.key, m.topic, m.serial FROM ready r LEFT JOIN message m ON m.mid = r.mid
  WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?) AND r.rank <= ?
  ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;

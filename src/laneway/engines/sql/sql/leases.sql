@@ -8,10 +8,10 @@ SELECT {head} FROM {array ?1} j
       ORDER BY r.rank, r.pos, r.seq LIMIT 1 OFFSET ?4);
 
 -- name: head_of
--- The first messages of one lane, from its first place on.
+-- The first messages of one lane, from a place to the end of a rank, behind so many others.
 SELECT {head} FROM ready r {join} message m ON m.mid = r.mid
-    WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?)
-    ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+    WHERE r.lane = ? AND (r.rank, r.pos) >= (?, ?) AND r.rank <= ?
+    ORDER BY r.rank, r.pos, r.seq LIMIT ? OFFSET ?;
 
 -- name: leases_read
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot
