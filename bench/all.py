@@ -43,7 +43,7 @@ BENCHES = (
     "features",
     "subscriptions",
 )
-ON_SERVERS = ("waiting", "scale", "shards", "locality", "capacity", "instructions")
+ON_SERVERS = ("waiting", "network", "scale", "shards", "locality", "capacity", "instructions")
 """Benchmarks of servers only."""
 
 HOURS = ("soak",)

@@ -87,8 +87,15 @@ SECTIONS = (
     Section("endtoend", "End to end", "Publish, lease, handle and settle with real workers."),
     Section(
         "processes",
-        "Two processes",
-        "Two worker processes compared with one, on one SQLite file and on four.",
+        "Several processes",
+        "Two and four worker processes compared with one, on a store with one lock and with four.",
+    ),
+    Section(
+        "network",
+        "A distant store",
+        "One worker with handlers that do nothing, over a network that needs a millisecond each"
+        " way, and without it.",
+        engines=("postgres",),
     ),
     Section("publish", "Publishing", "Messages per second by the way they are published."),
     Section(

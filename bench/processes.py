@@ -1,8 +1,10 @@
 """
-Two worker processes beside one: handlers that do nothing or use the processor, 1,000 topics.
+Two and four worker processes beside one: handlers that do nothing or use the processor, 1,000
+topics.
 
-SQLite: one file, which has one write lock, and four. Everything is published before the workers
-start. One and two workers take turns, so that both meet the same moments of the machine.
+SQLite: one file, which has one write lock, and four. PostgreSQL: one schema and four. Everything is
+published before the workers start. One, two and four workers take turns, so that all of them meet
+the same moments of the machine.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ print(began, time.time(), summary.acked, flush=True)
 """
 
 TOPICS = 1_000
-FILES = "4 files"
+SEVERAL = {"sqlite": "4 files", "postgres": "4 schemas"}
+"""By engine: a store with four locks."""
 
 
 def main() -> None:
@@ -52,23 +55,35 @@ def main() -> None:
     messages = pick(chosen, 200_000, 60_000, 2_000)
     repeats = pick(chosen, 5, 3, 1)
     cases = [("one", 0)] + [("one", work) for work in pick(chosen, (20, 100, 500), (100,), ())]
-    if chosen.engine == "sqlite":
-        cases.insert(1, (FILES, 0))
+    if chosen.engine in SEVERAL:
+        cases.insert(1, (SEVERAL[chosen.engine], 0))
     rows, spreads = [], []
     for name, work_us in cases:
         count = messages // (10 if work_us else 1)
-        found: dict[int, list[float]] = {1: [], 2: []}
+        found: dict[int, list[float]] = {1: [], 2: [], 4: []}
         for _ in range(repeats):
             for workers, rates in found.items():
                 rates.append(run(chosen, name, count, workers, work_us))
-        one, two = spread(found[1]), spread(found[2])
-        label = ("1 file" if name == "one" else name) if chosen.engine == "sqlite" else "1 server"
-        spreads.append({"store": label, "handler, us of CPU": work_us, "one": one, "two": two})
-        rows.append((label, work_us, one["median"], two["median"], two["median"] / one["median"]))
+        one, two, four = map(spread, found.values())
+        single = {"sqlite": "1 file", "postgres": "1 schema"}.get(chosen.engine, "1 server")
+        label = single if name == "one" else name
+        spreads.append(
+            {"store": label, "handler, us of CPU": work_us, "one": one, "two": two, "four": four}
+        )
+        rates = [each["median"] for each in (one, two, four)]
+        rows.append((label, work_us, *rates, rates[1] / rates[0], rates[2] / rates[0]))
         publish_table(
             "processes",
             chosen,
-            ("store", "handler, us of CPU", "1 process/s", "2 processes/s", "2 : 1"),
+            (
+                "store",
+                "handler, us of CPU",
+                "1 process/s",
+                "2 processes/s",
+                "4 processes/s",
+                "2 : 1",
+                "4 : 1",
+            ),
             rows,
             f"{messages:,} messages of 100 bytes (a tenth where handlers use the processor),"
             f" {TOPICS:,} topics, {usual(chosen)}; medians of {repeats}, taking turns",
@@ -91,12 +106,12 @@ def run(chosen: Namespace, name: str, messages: int, workers: int, work_us: int)
 @contextmanager
 def place(chosen: Namespace, name: str) -> Iterator[str]:
     """The URL of an empty store."""
-    if name == FILES:
+    if name == SEVERAL["sqlite"]:
         with folder() as path:
             yield f"sqlite:///{path}/q?shards=4"
         return
     with store(chosen, usual(chosen)) as one:
-        yield one.url
+        yield one.url if name == "one" else f"{one.url}?shards=4"
 
 
 def drain(url: str, durability: str, workers: int, messages: int, work_us: int) -> float:
