@@ -72,7 +72,7 @@ def _drain(url: str, durability: str, messages: int) -> float:
 
 @contextmanager
 def _delayed(url: str, delay_ms: float) -> Iterator[str]:
-    """The URL of this server behind a network of so many milliseconds each way."""
+    """The URL of this server behind a network with this delay each way."""
     if not delay_ms:
         yield url
         return

@@ -166,7 +166,7 @@ def test_a_process_runs_on_while_a_part_of_an_answer_is_missing(
     """The connection that waits for the disk gives up, as without any answer."""
     store = store_of(opened(network.url))
     commit = 0
-    flushes = flusher.Flusher(store._connect_flusher, lambda: commit)
+    flushes = flusher.Flusher(store._connect_flusher, lambda: (commit, commit))
     flushes.prepare()
     commit = 1
     network.cut_inside_an_answer()

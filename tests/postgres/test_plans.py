@@ -159,7 +159,8 @@ def test_a_call_waits_for_few_answers(
     other.close()
     put, lease, settled = (after - before for before, after in pairwise(trips))
     changes_size_class = is_cold and topics == 1  # then its recent count is read
-    assert (put, lease, settled) == (3 if changes_size_class else 2, 3, 2)
+    is_foreseen = topics == 1 and not is_cold  # the lane that has filled the lease before
+    assert (put, lease, settled) == (3 if changes_size_class else 2, 2 if is_foreseen else 3, 2)
 
 
 def test_the_server_begins_while_the_rest_is_prepared(engine: PostgresEngine) -> None:

@@ -116,7 +116,7 @@ How many seconds of work, at the recent pace, are leased ahead of what runs; a m
 worker about that long.
 """
 
-MAX_PREFETCH = 2_000
+MAX_PREFETCH = 4_000
 """How many messages are leased ahead at most; a worker that dies delays no more than these."""
 
 GATHER_SECONDS = 0.04

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain, repeat
 from struct import Struct, pack
-from typing import Any
+from typing import Any, TypeAlias
 
 import psycopg
 from psycopg.types.numeric import NumericBinaryLoader
@@ -153,6 +153,10 @@ def _tables_of(name: str) -> frozenset[str]:
 _OTHER_ROWS = {"lanes_forget": ("lanes_runnable", "lanes_runnable_read")}
 
 
+_LastRead: TypeAlias = "tuple[Callable[[list[Any]], None], Ticket]"
+"""What is called with the rows of a statement, see `after_commit`."""
+
+
 class _Number(NumericBinaryLoader):
     """What PostgreSQL sums up is a number as any other."""
 
@@ -188,6 +192,7 @@ class Connection:
         """Whether the present transaction has changed something."""
         self._sweep_turn = 0
         """The turn of the sweep that this connection owes; 0: none."""
+        self._last_read: _LastRead | None = None
 
     def begin(
         self,
@@ -196,15 +201,15 @@ class Connection:
         *,
         changes_queue: bool,
         is_whole: bool = False,
-    ) -> tuple[int, int, bool]:
+    ) -> Callable[[], tuple[int, int, bool]]:
         """
-        Begin a transaction by statements of which the last waits for the lock, and see whether
-        others have written. `is_whole`: `reads` are all that it does, so its commit is sent, too.
-        Returns the layout of the tables, since when the disk is full, and whether the lock was not
-        free.
+        Send the beginning of a transaction: statements of which the last waits for the lock, and
+        `reads`. `is_whole`: these are all that it does, so its commit is sent, too. What it returns
+        waits for the answer and sees whether others have written, see `_begun`.
         """
         self._has_written, self._changes_queue = False, changes_queue
         self._asked.clear()
+        self._last_read = None
         *_, lock = [self.pipeline.send(statement) for statement in begin]
         turn_read = self._send("turn_read", ())
         for name, *values in reads:
@@ -212,6 +217,14 @@ class Connection:
         if is_whole:
             self._send_commit(takes_turn=True)
         assert turn_read is not None
+        self.pipeline.send_sync()
+        return partial(self._begun, lock, turn_read, is_whole=is_whole)
+
+    def _begun(self, lock: Ticket, turn_read: Ticket, *, is_whole: bool) -> tuple[int, int, bool]:
+        """
+        Returns the layout of the tables, since when the disk is full, and whether the lock was not
+        free.
+        """
         ((turn, server_us, layout, full_us),) = self.pipeline.rows(turn_read)
         self.ahead_us = server_us - time.time_ns() // 1000
         if turn != self.turn:
@@ -224,17 +237,31 @@ class Connection:
     def _warn(self, notice: psycopg.errors.Diagnostic) -> None:
         self.warnings.append(notice.message_primary or "")
 
-    def commit(self) -> None:
-        """Send all that is unsent and commit."""
+    def commit(self) -> Callable[[], None]:
+        """
+        Send the commit. What it returns waits for the answer; the next transaction may be begun
+        before that.
+        """
         takes_turn = self._has_written and self._changes_queue
         self._send_commit(takes_turn=takes_turn)
         if takes_turn:
             self._count_turn()
-        self.finish()
+        return partial(self._committed, self.pipeline.send_sync(), self._last_read)
+
+    def _committed(self, commit: Ticket, last_read: _LastRead | None) -> None:
+        self.pipeline.read_to(commit)
+        if last_read is not None:
+            then, ticket = last_read
+            then(self.pipeline.rows(ticket))
 
     def finish(self) -> None:
-        """Wait for the answer to the commit."""
+        """Wait for the answer to a commit that was sent with the beginning."""
         self.pipeline.sync()
+
+    def after_commit(self, then: Callable[[list[Any]], None], name: str, *values: Any) -> None:
+        ticket = self._send(name, values)
+        assert ticket is not None
+        self._last_read = then, ticket
 
     def _send_commit(self, *, takes_turn: bool) -> None:
         """`takes_turn`: tell other processes that this transaction changes something."""

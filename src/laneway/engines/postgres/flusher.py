@@ -41,11 +41,13 @@ class NotConfirmed(psycopg.OperationalError):
 class Flusher:
     """
     Makes commits safe. `connect` opens a connection that waits for the disk, and `committed`
-    returns the number of the last commit.
+    returns the numbers of the last commit that has happened and of the last one that was sent.
     """
 
     def __init__(
-        self, connect: Callable[[], psycopg.Connection[Any]], committed: Callable[[], int]
+        self,
+        connect: Callable[[], psycopg.Connection[Any]],
+        committed: Callable[[], tuple[int, int]],
     ) -> None:
         self._connect, self._committed = connect, committed
         self._lock = threading.Lock()
@@ -72,7 +74,7 @@ class Flusher:
             with self._lock:
                 connection = self._connect()
                 connection.add_notice_handler(self._warn)
-                last = self._committed()
+                _, last = self._committed()
                 self._lost.append(range(self._flushed + 1, last + 1))
                 self._flushed, self._asked, self._connection = last, None, connection
 
@@ -101,7 +103,7 @@ class Flusher:
         """Wait for the answer to the open question, or to a new one."""
         if self._asked is None:
             self._warnings.clear()
-            asked = self._committed()
+            asked, _ = self._committed()
             server.send_query(_QUESTION)
             self._asked = asked
         result = _result(server, deadline)

@@ -64,7 +64,7 @@ class Ticket:
         self.result: pq.abc.PGresult | None = None
 
 
-_SYNC = Ticket(Prepared(b""))
+_SYNC = Prepared(b"")
 """Stands for a synchronization among what was sent."""
 
 
@@ -80,8 +80,8 @@ class Pipeline:
         self._server.nonblocking = 1
         self._names = itertools.count()
         self._prepared: dict[tuple[str, tuple[int, ...]], Prepared] = {}
-        self._unconfirmed: list[tuple[str, tuple[int, ...]]] = []
-        """Sent, and not known to be right yet."""
+        self._unconfirmed: deque[tuple[int, tuple[str, tuple[int, ...]]]] = deque()
+        """Sent, and not known to be right yet: how many statements were sent before, and which."""
         self._unread: deque[Ticket] = deque()
         self._poll = select.poll()
         self.trips = 0
@@ -113,7 +113,7 @@ class Pipeline:
 
     def _prepare(self, text: str, types: tuple[int, ...]) -> Prepared:
         statement = self._prepared[text, types] = Prepared(b"laneway_%d" % next(self._names))
-        self._unconfirmed.append((text, types))
+        self._unconfirmed.append((self._sent, (text, types)))
         if self._prepares:
             self._server.send_prepare(statement.name, text.encode(), types)
             self._unread.append(Ticket(statement))
@@ -158,12 +158,19 @@ class Pipeline:
             self.send_sync()
         self._read(None)
 
-    def send_sync(self) -> None:
+    def read_to(self, sync: Ticket) -> None:
+        """Wait for what was sent before this. Raises psycopg.Error as `result` does."""
+        if sync in self._unread:
+            self._read(sync)
+
+    def send_sync(self) -> Ticket:
         """After a failed statement, those behind this one run again."""
         self._server.pipeline_sync()
         self._synced = self._sent
-        self._unread.append(_SYNC)
+        sync = Ticket(_SYNC, self._sent)
+        self._unread.append(sync)
         self._server.flush()
+        return sync
 
     def recover(self) -> None:
         """Read what was sent, whatever failed."""
@@ -186,7 +193,8 @@ class Pipeline:
             if result is None:  # between the results of two statements
                 continue
             if result.status == pq.ExecStatus.PIPELINE_SYNC:
-                self._pass_sync()
+                if self._pass_sync() is wanted:
+                    return
             elif result.status in _OK:
                 ticket = unread.popleft()
                 ticket.result = result
@@ -194,18 +202,20 @@ class Pipeline:
                     return
             else:
                 self._fail(result, deadline)
-        self._unconfirmed.clear()
 
-    def _pass_sync(self) -> None:
-        while self._unread.popleft() is not _SYNC:
+    def _pass_sync(self) -> Ticket:
+        while (sync := self._unread.popleft()).statement is not _SYNC:
             pass
+        while self._unconfirmed and self._unconfirmed[0][0] < sync.number:
+            self._unconfirmed.popleft()
+        return sync
 
     def _fail(self, result: pq.abc.PGresult, deadline: float) -> None:
         """Read the results up to the next synchronization and raise the error."""
-        for key in self._unconfirmed:
+        for _, key in self._unconfirmed:
             self._prepared.pop(key, None)
         self._unconfirmed.clear()
-        if _SYNC not in self._unread:
+        if all(ticket.statement is not _SYNC for ticket in self._unread):
             self.send_sync()
         try:
             while self._unread:

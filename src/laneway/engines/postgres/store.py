@@ -4,6 +4,9 @@ A store in PostgreSQL: one schema, its connections and transactions, and what er
 Transactions of a store run one after the other, under an advisory lock. A turn, counted up by each
 of them, says whether anybody has written since this process last did.
 
+While a thread waits for the answer to its commit, the next one begins its transaction behind it,
+see `Store.confirm`.
+
 A commit does not wait for the disk or for replicas: a durable call waits after it, on another
 connection, when the lock is free again. That wait covers all commits before it, because the
 server's log is in order. Behind a pooler a durable commit waits itself, under the lock: two
@@ -43,7 +46,7 @@ from laneway.engines.sql.store import Outdated, Place, Read
 from laneway.errors import EngineUnavailable, LanewayError, NoNamespace, SchemaMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from laneway.engines.postgres.address import Address
     from laneway.engines.postgres.servers import ShardServer
@@ -68,6 +71,9 @@ MOVER = "laneway move"
 
 MOST_MOVES = 5
 """How often a schema that has moved is looked for again in one call: it may move meanwhile."""
+
+UNREAD_SECONDS = 0.05
+"""How long the answer to a commit may stay unread by the thread that was to take the lock."""
 
 STUCK_SECONDS = 3
 """
@@ -139,13 +145,28 @@ class _Lock:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._depth = 0
+        self._waiting: set[int] = set()
+        """The threads that wait for it."""
         self.waited_since = 0.0
         """When the thread that has the lock came to take it."""
 
+    @property
+    def is_passed_on(self) -> bool:
+        """Whether another thread gets it when the caller leaves the present `with` and another."""
+        return bool(self._waiting) and self._depth == 2
+
     def acquire(self, *, blocking: bool = True, timeout: float = -1) -> bool:
         came_at = time.monotonic()
-        if not self._lock.acquire(blocking=blocking, timeout=timeout):
-            return False
+        if not self._lock.acquire(blocking=False):
+            if not blocking:
+                return False
+            thread = threading.get_ident()
+            self._waiting.add(thread)
+            try:
+                if not self._lock.acquire(timeout=timeout):
+                    return False
+            finally:
+                self._waiting.discard(thread)
         if not self._depth:
             self.waited_since = came_at
         self._depth += 1
@@ -160,6 +181,17 @@ class _Lock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class _Commit:
+    """A commit that was sent. `wait` waits for its answer, under the store's lock."""
+
+    __slots__ = ("error", "is_answered", "number", "wait")
+
+    def __init__(self, number: int, wait: Callable[[], None]) -> None:
+        self.number, self.wait = number, wait
+        self.error: LanewayError | Outdated | None = None
+        self.is_answered = threading.Event()
 
 
 class Store(sql_store.Store):
@@ -184,6 +216,13 @@ class Store(sql_store.Store):
         self.lock = _Lock()
         self.commits = 0
         self.written = 0
+        """The last commit that was sent."""
+        self._confirmed = 0
+        """The last one that has happened."""
+        self._unanswered: _Commit | None = None
+        """The last one, while nobody has read its answer."""
+        self._passed_on: dict[int, _Commit] = {}
+        """By number: commits whose answer the next thread reads."""
         self.waited = 0.0
         self.prefers_large_leases = True  # its round trips and 20 statements
         self._durability = durability
@@ -204,7 +243,7 @@ class Store(sql_store.Store):
         self._before: tuple[list[str], list[str]] = [], []
         """Behind a pooler: the settings of a transaction, and those of a durable one."""
         self._later = {}
-        self._flusher = Flusher(self._connect_flusher, lambda: self.written)
+        self._flusher = Flusher(self._connect_flusher, lambda: (self._confirmed, self.written))
         self._connection: Connection | None = None
         self._failed_at, self._failure = 0.0, ""
         """The last attempt to connect that failed: when it began, and its error."""
@@ -270,7 +309,7 @@ class Store(sql_store.Store):
         if self._server is None or not is_missing or moves >= MOST_MOVES:
             return False
         with contextlib.suppress(psycopg.Error):  # the copy has what this process had committed
-            self._flusher.flush(self.written, self.written)
+            self._flusher.flush(self._confirmed, self._confirmed)
         self._drop()
         self._open()
         return True
@@ -439,27 +478,84 @@ class Store(sql_store.Store):
                 if isinstance(error, psycopg.Error):
                     raise self._explain_early(error, is_whole=is_whole) from error
                 raise
-            self._commit(connection, changes_queue=changes_queue, is_whole=is_whole)
-            commit = self.written
+            commit = self._send_commit(connection, changes_queue=changes_queue, is_whole=is_whole)
+            may_pass_on = not (syncs or is_whole or connection.is_pooled)
+            if may_pass_on and self.lock.is_passed_on:
+                self._passed_on[commit.number] = commit
+                self._in_transaction = False
+                return
+            self._read_answer()
+            self._in_transaction = False
+            if commit.error is not None:
+                raise commit.error
             if durable and connection.warnings:  # an operator has canceled the wait for the standby
                 raise self.explain(NotConfirmed("; ".join(connection.warnings)), applied=None)
         if durable and syncs:
-            self.sync(commit)
+            self.sync(commit.number)
+
+    def confirm(self, commit: int) -> None:
+        """
+        A thread that waits for the lock gets it when this commit was sent, sends the beginning of
+        its transaction, and reads this answer before its own.
+
+        Why this is correct. The server runs what was sent in its order, so the next transaction
+        sees this commit. If the commit fails, the next transaction is rolled back, too, before it
+        has decided anything, and begins again; `failed` tells it that what this process has
+        cached may not be so. A commit counts as safe only after its answer.
+        """
+        passed_on = self._passed_on.pop(commit, None)
+        if passed_on is None:
+            return
+        while not passed_on.is_answered.wait(UNREAD_SECONDS):
+            if self.lock.acquire(blocking=False):
+                try:
+                    self._read_answer()
+                finally:
+                    self.lock.release()
+        if passed_on.error is not None:
+            raise passed_on.error
+
+    def _read_answer(self) -> bool:
+        """Read the answer to the last commit, if nobody has; False: it has failed."""
+        commit, self._unanswered = self._unanswered, None
+        if commit is None:
+            return True
+        assert self._connection is not None
+        error: psycopg.Error | None = None
+        try:
+            commit.wait()
+            self._confirmed = commit.number
+        except psycopg.Error as failure:
+            error = failure
+        except BaseException:
+            error = psycopg.OperationalError("the thread that read its answer was interrupted")
+            raise
+        finally:
+            if error is not None:
+                self._roll_back(self._connection, error)
+                self.failed += 1
+                commit.error = self._explain_commit(error)
+            commit.is_answered.set()
+        return error is None
 
     def _begin(
         self, reads: Sequence[Read], *, changes_queue: bool, durable: bool, is_whole: bool = False
     ) -> Connection:
         """Begin a transaction under the lock; on a new connection if the old one is lost."""
+        if is_whole:  # its commit is sent with the beginning, so it could not begin again
+            self._read_answer()
         connection = self._usable()
         began, was_lost, moves = time.monotonic(), False, 0
         while True:
             try:
-                if durable and self._durability != "memory" and not connection.is_pooled:
-                    self._flusher.prepare()
+                self._prepare(connection, durable=durable)
                 begin = (_BEGIN, *self._before[durable], self._lock_text)
-                layout, self._reserve.full_us, had_to_wait = connection.begin(
+                begun = connection.begin(
                     begin, reads, changes_queue=changes_queue, is_whole=is_whole
                 )
+                if not self._read_answer():
+                    raise psycopg.OperationalError("the transaction before this one has failed")
+                layout, self._reserve.full_us, had_to_wait = begun()
                 self._check_layout(layout)
             except psycopg.Error as error:
                 self._roll_back(connection, error)
@@ -482,16 +578,22 @@ class Store(sql_store.Store):
             except BaseException as error:  # such as KeyboardInterrupt, while it waits
                 self._roll_back(connection, error)
                 raise
-            took = time.monotonic() - began
+            self._note_wait(time.monotonic() - began, had_to_wait=had_to_wait)
             self._ahead_us = connection.ahead_us
-            self._quickest = min(self._quickest, took)
-            waited = (took - self._quickest) * had_to_wait
-            self.waited += waited
-            if waited > NOTABLE_SECONDS:
-                self._waited_at = time.monotonic()
-            break
-        self._in_transaction = True
-        return connection
+            self._in_transaction = True
+            return connection
+
+    def _note_wait(self, took: float, *, had_to_wait: bool) -> None:
+        self._quickest = min(self._quickest, took)
+        waited = (took - self._quickest) * had_to_wait
+        self.waited += waited
+        if waited > NOTABLE_SECONDS:
+            self._waited_at = time.monotonic()
+
+    def _prepare(self, connection: Connection, *, durable: bool) -> None:
+        """Do what has to be done before the commit begins that `sync` waits for."""
+        if durable and self._durability != "memory" and not connection.is_pooled:
+            self._flusher.prepare()
 
     def _explain_early(self, error: psycopg.Error, *, is_whole: bool) -> LanewayError:
         """What an error before the commit's answer means: a lost connection answers nothing."""
@@ -506,28 +608,30 @@ class Store(sql_store.Store):
             self._roll_back(connection, error)
             raise self.explain(error) from error
 
-    def _commit(
-        self, connection: Connection, *, changes_queue: bool, is_whole: bool = False
-    ) -> None:
-        """`is_whole`: the commit was sent with the beginning."""
-        self._in_transaction = False
+    def _send_commit(
+        self, connection: Connection, *, changes_queue: bool, is_whole: bool
+    ) -> _Commit:
+        """`is_whole`: it was sent with the beginning."""
         try:
-            if is_whole:
-                connection.finish()
-            else:
-                connection.commit()
-        except psycopg.Error as error:
-            self._roll_back(connection, error)
-            if isinstance(error, psycopg.errors.DivisionByZero):
-                raise Outdated from error
-            raise self.explain(error, applied=was_applied(error)) from error
+            wait = connection.finish if is_whole else connection.commit()
         except BaseException as error:
             self._roll_back(connection, error)
+            if isinstance(error, psycopg.Error):
+                raise self._explain_commit(error) from error
             raise
         self.commits += changes_queue
         self.written += 1
+        self._unanswered = commit = _Commit(self.written, wait)
+        return commit
+
+    def _explain_commit(self, error: psycopg.Error) -> LanewayError | Outdated:
+        is_outdated = isinstance(error, psycopg.errors.DivisionByZero)
+        explained = Outdated() if is_outdated else self.explain(error, applied=was_applied(error))
+        explained.__cause__ = error
+        return explained
 
     def _roll_back(self, connection: Connection, error: BaseException) -> None:
+        self._read_answer()  # that of the commit before it
         self._in_transaction = False
         connection.turn = -1
         is_answered = isinstance(error, Exception) and not isinstance(error, NoAnswer)
@@ -549,7 +653,7 @@ class Store(sql_store.Store):
         if self._is_closed:
             raise EngineUnavailable(f"{self.name}: this engine was closed; open it again")
         connection = self._connection
-        if connection is not None and connection.pipeline.is_alive():
+        if connection is not None and (self._unanswered or connection.pipeline.is_alive()):
             return connection
         self._drop()
         if self._failed_at > self.lock.waited_since:
@@ -583,6 +687,7 @@ class Store(sql_store.Store):
 
     def _begin_reading(self) -> Connection:
         moves = 0
+        self._read_answer()
         while True:
             connection = self._usable()
             try:
@@ -658,6 +763,7 @@ class Store(sql_store.Store):
         """Close the connections; may be called twice."""
         self._is_closed = True
         with self.lock:
+            self._read_answer()
             self._drop()
         self._flusher.close()
 
@@ -673,6 +779,7 @@ class Store(sql_store.Store):
         """In a forked child: the connections are the parent's."""
         self.lock = _Lock()
         self._is_closed = True
+        self._unanswered = None
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.pipeline.forget()

@@ -96,6 +96,8 @@ class SqlQueue(Waits):
         self._wakeup = wakeup
         self._lane_cache = LaneCache()
         self._rivalry = Rivalry()
+        self._failed = 0
+        """Of `store.failed`: how many it has taken into account."""
         self._closed = False
         self._warned = -WARN_EVERY
         self._forgot_us = 0
@@ -189,19 +191,22 @@ class SqlQueue(Waits):
                     tx.flush()
                     self._foresee(tx, asleep)
                 lane_cache.committed(store.commits)
-                if tx.on_wake is not None:  # after the commit: nobody waits for this read
-                    tx.on_wake(housekeeping.next_wake(tx))
             except BaseException:
-                self._rules.invalidate()  # the policies that were read may have been rolled back
-                lane_cache.clear()
+                self._forget()
                 raise
             commit = store.written
+        store.confirm(commit)
         for pool in tx.pools_to_notify:
             self._wakeup.notify(pool, has_arrivals=tx.has_arrivals, shard=self.place.shard)
         if tx.changed_results:
             self._wakeup.notify_results(tx.changed_results)
         if durable:  # now: the workers that were notified begin meanwhile
             store.sync(commit)
+
+    def _forget(self) -> None:
+        """What was read or written may have been rolled back."""
+        self._rules.invalidate()
+        self._lane_cache.clear()
 
     def _begun(
         self,
@@ -212,6 +217,9 @@ class SqlQueue(Waits):
     ) -> Transaction:
         """The transaction that this connection has begun, see `transaction` and `_first_reads`."""
         store, lane_cache = self._store, self._lane_cache
+        if store.failed != self._failed:
+            self._failed = store.failed
+            self._forget()
         lane_cache.check(connection, store.commits)
         if lane_cache.was_cold:
             for read in (*COLD_READS, *cold_reads()):
@@ -602,15 +610,12 @@ class SqlQueue(Waits):
 
     def _notify_soon(self, tx: Transaction) -> None:
         """Notify all pools if something is due before idle workers look again."""
-        tx.write_rows()
-        wake = housekeeping.next_wake(tx)
-        if wake is not None:
-            self._notify_of(tx, wake)
+        tx.on_wake = partial(self._notify_of, tx)
 
     def _foresee(self, tx: Transaction, asleep: int) -> None:
         """Read for `on_wake`, or notify of a lane that wakes sooner than others, at `asleep`."""
         if tx.on_wake is not None:
-            tx.prefetch("next_wake", *tx.shard.firsts)
+            housekeeping.next_wake_after(tx, tx.on_wake)
         elif tx.first_asleep < asleep or asleep <= tx.now:
             self._notify_of(tx, tx.first_asleep)
 
@@ -618,8 +623,8 @@ class SqlQueue(Waits):
         """Before this time some idle workers will not have looked again."""
         return tx.now + round(self._wakeup.look_again * SECOND)
 
-    def _notify_of(self, tx: Transaction, wake: int) -> None:
-        if wake < self._soon(tx):
+    def _notify_of(self, tx: Transaction, wake: int | None) -> None:
+        if wake is not None and wake < self._soon(tx):
             tx.pools_to_notify.update(tier_queue.pool for tier_queue in tx.tier_queues.values())
 
     def has_work(self, pool: str, topics: Sequence[str] | None) -> float:

@@ -5,6 +5,7 @@ wake; and sweeps, which place the lanes of a changed pattern. Each call does a b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from laneway.engines.shared.naming import BUCKET
@@ -61,7 +62,19 @@ def next_wake(tx: Transaction) -> int | None:
     """When housekeeping is due again; call it after the lanes were written."""
     if tx.shard.first_sweep < NONE:
         return tx.now
-    (at,) = tx.one("next_wake", *tx.shard.firsts)
+    return _not_before(tx, tx.all("next_wake", *tx.shard.firsts))
+
+
+def next_wake_after(tx: Transaction, then: Callable[[int | None], None]) -> None:
+    """Call `then` with `next_wake` once the transaction is committed."""
+    if tx.shard.first_sweep < NONE:
+        then(tx.now)
+    else:
+        tx.after_commit(lambda rows: then(_not_before(tx, rows)), "next_wake", *tx.shard.firsts)
+
+
+def _not_before(tx: Transaction, rows: list[Any]) -> int | None:
+    ((at,),) = rows
     return max(int(at), tx.now) if at is not None else None
 
 

@@ -74,6 +74,8 @@ class LaneCache:
         """
         self.spread = 0.0
         """How many lanes the last lease visited for each message that it delivered."""
+        self.alone: Lane | None = None
+        """The lane that has filled the last lease alone."""
 
     def check(self, connection: Connection, commits: int) -> None:
         """

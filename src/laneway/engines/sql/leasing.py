@@ -119,7 +119,13 @@ _loads = msgspec.json.Decoder(tuple[int | None, list[int]]).decode
 
 
 def reads(lane_cache: LaneCache, pool: str, room: int) -> Iterator[Read]:
-    """What a lease from a pool surely reads: the beginnings of its tiers."""
+    """
+    What a lease from a pool surely reads: the beginnings of its tiers. And what it probably reads:
+    the first messages of the lane that has filled the last one alone.
+    """
+    lane = lane_cache.alone
+    if lane is not None and lane_cache.lanes.get(lane.lane) is lane and not lane.ranks:
+        yield "head_of", lane.lane, lane.first_rank, lane.first_pos, min(room, lane.ready)
     page = _page(room, lane_cache.spread)
     lanes = _UNREAD if lane_cache.reads_lanes else _RUNNABLE[_LANES]
     for tier_queue in lane_cache.tier_queues.values():
@@ -158,6 +164,8 @@ def lease(
     for lane in plan.visited.values():
         tx.place(lane, was_visited=True)
     tx.lane_cache.spread = len(plan.visited) / (len(delivered) or 1)
+    is_alone = len(plan.visited) == 1 and FEW_HEADS < len(delivered) == room
+    tx.lane_cache.alone = next(iter(plan.visited.values())) if is_alone else None
     withheld = plan.withheld or (only is not None and only.leaves_some)
     if only is not None:
         only.end(is_full=len(delivered) >= room)

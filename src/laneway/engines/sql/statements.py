@@ -194,6 +194,11 @@ class Statements:
             self._write_for(name)
         self.connection.prefetch(name, *values)
 
+    def after_commit(self, then: Callable[[list[Any]], None], name: str, *values: Any) -> None:
+        if self.tables:
+            self._write_for(name)
+        self.connection.after_commit(then, name, *values)
+
     def run_rows(self, name: str, rows: Sequence[Sequence[Any]], *, converts: bool = False) -> None:
         if not rows:
             return

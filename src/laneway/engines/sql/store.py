@@ -10,7 +10,7 @@ raises has not happened unless the error's `applied` is None.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias
 
@@ -133,6 +133,12 @@ class Connection(Session, Protocol):
     def add_rows(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows with all columns of `message` or `lease`; values may be bytes or None."""
 
+    def after_commit(self, then: Callable[[list[Any]], None], name: str, *values: Any) -> None:
+        """
+        Call `then` with all rows of a statement once this transaction is committed, maybe in
+        another thread: nobody waits for this read. At most once in a transaction.
+        """
+
     def version(self) -> int:
         """Another number once anything but this connection has written to the store."""
 
@@ -151,6 +157,8 @@ class Store(Protocol):
     """How many transactions have changed what a `LaneCache` has rows of."""
     written: int
     """The number of the last commit, see `sync`."""
+    failed: int = 0
+    """How many commits have failed whose callers had left the lock, see `confirm`."""
     waited: float
     """Seconds for which transactions waited for those of other processes."""
     prefers_large_leases: bool
@@ -177,9 +185,16 @@ class Store(Protocol):
         """
         One write transaction; no other one runs meanwhile. A `durable` one survives a power cut
         when this returns. `changes_queue`: False if it changes no table of which a `LaneCache` has
-        rows. `syncs`: False if the caller calls `sync` after it, where it holds no lock any more.
-        `reads`: what it will surely read, see `Session.prefetch`.
+        rows. `syncs`: False if the caller calls `confirm` and `sync` after it, where it holds no
+        lock any more. `reads`: what it will surely read, see `Session.prefetch`.
         """
+
+    def confirm(self, commit: int) -> None:
+        """
+        Return when this commit, the number that was in `written`, is known to have happened. While
+        a thread waits for that, the next one begins its transaction. Raises what the commit raised.
+        """
+        del commit
 
     def run_durably(self, name: str, *values: Any) -> list[Any]:
         """

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -124,6 +124,9 @@ def _touched(name: str) -> tuple[tuple[str, bool], ...]:
 class Connection(sqlite3.Connection):
     """An open file, see `engines.sql.store.Connection`."""
 
+    last_read: tuple[Callable[[list[Any]], None], str, tuple[Any, ...]] | None = None
+    """See `after_commit`."""
+
     def one(self, name: str, *values: Any) -> Any:
         return self.execute(SQL[name], values).fetchone()
 
@@ -193,6 +196,9 @@ class Connection(sqlite3.Connection):
             for _ in range(done - count):
                 bound += flat[-width:]
             self.execute(repeated(name, size, len(shared)), bound)
+
+    def after_commit(self, then: Callable[[list[Any]], None], name: str, *values: Any) -> None:
+        self.last_read = then, name, values
 
     def version(self) -> int:
         return int(self.execute("PRAGMA data_version").fetchone()[0])

@@ -254,6 +254,7 @@ class Store(sql_store.Store):
         with self.lock:
             self.refuse_nested()
             connection = self._prepared(durable=durable)
+            connection.last_read = None
             self._retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:
                 self._check_layout(connection)
@@ -274,6 +275,9 @@ class Store(sql_store.Store):
                 self._check_files(durable=True)
             if self._log_length is not None and self._log_length.is_long():
                 self._restart_log(self._log_length)
+            if connection.last_read is not None:
+                then, name, values = connection.last_read
+                then(connection.all(name, *values))
             commit = self.written
         if durable and syncs:
             self.sync(commit)
