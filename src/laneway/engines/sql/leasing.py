@@ -44,7 +44,7 @@ from laneway.engines.shared.size_classes import AGE_SHIFT
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, RUNNABLE
 from laneway.engines.sql import gate_order, key_limits, messages
 from laneway.engines.sql.gate_lines import GateLine, GateLines
-from laneway.engines.sql.reading_ahead import Heads, ReadingAhead, read_heads
+from laneway.engines.sql.reading_ahead import FEW_HEADS, Heads, ReadingAhead, head_of, read_heads
 from laneway.engines.sql.rows import (
     LANE_COLUMNS,
     NONE,
@@ -125,7 +125,7 @@ def reads(lane_cache: LaneCache, pool: str, room: int) -> Iterator[Read]:
     """
     lane = lane_cache.alone
     if lane is not None and lane_cache.lanes.get(lane.lane) is lane and not lane.ranks:
-        yield "head_of", lane.lane, lane.first_rank, lane.first_pos, min(room, lane.ready)
+        yield head_of(lane, min(room, lane.ready))
     page = _page(room, lane_cache.spread)
     lanes = _UNREAD if lane_cache.reads_lanes else _RUNNABLE[_LANES]
     for tier_queue in lane_cache.tier_queues.values():

@@ -222,6 +222,13 @@ class ReadingAhead:
         tx.key_states.load(keys)
 
 
+def head_of(lane: Lane, size: int, behind: int = 0, ranks: tuple[int, int] = ALL_RANKS) -> Read:
+    """See `read_heads`."""
+    lowest, highest = ranks
+    place = max((lane.first_rank, lane.first_pos), (lowest, FIRST_POS))
+    return ("head_of", lane.lane, *place, highest, size, behind)
+
+
 def read_heads(
     tx: Transaction, wanted: Mapping[int, tuple[int, int]], ranks: tuple[int, int] | None = None
 ) -> dict[int, list[Row]]:
@@ -242,9 +249,7 @@ def read_heads(
             for offset in range(behind, behind + size):
                 few[offset].append(lane)
         else:
-            lowest, highest = ranks or ALL_RANKS
-            place = max((lane.first_rank, lane.first_pos), (lowest, FIRST_POS))
-            reads.append(("head_of", number, *place, highest, size, behind))
+            reads.append(head_of(lane, size, behind, ranks or ALL_RANKS))
     if places:
         reads.append(("ranked_heads", *map(tx.array, zip(*places, strict=True))))
     for offset, lanes in sorted(few.items()):
