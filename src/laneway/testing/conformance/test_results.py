@@ -406,6 +406,18 @@ def test_on_end(driver: EngineDriver) -> None:
     assert driver.lease() == [], "once"
 
 
+def test_on_end_of_an_id_that_joined_another_message(driver: EngineDriver) -> None:
+    """The followers of each id follow the one message."""
+    driver.policy("a", merge="last")
+    for name in ("x", "y"):
+        driver.put("a", name, id=name, key="k", headers=RESULT_TTL)
+        assert driver.engine.on_end(name, "a", b'["%s"]' % name.encode()) is None
+    (lease,) = driver.lease()
+    driver.engine.settle([an_end(lease, b'{"status":"success"}')], now_us=driver.now)
+    (notice,) = driver.lease()
+    assert msgspec.json.decode(notice.body)["followers"] == [["x"], ["y"]]
+
+
 @pytest.mark.parametrize("how", ["purged", "cancelled", "expired", "dead", "deleted"])
 def test_end_notice_of_a_flow(driver: EngineDriver, how: str) -> None:
     """A flow's message that ends without a handler publishes an end notice with its body."""
