@@ -231,6 +231,15 @@ def test_set_knows_the_choices(name: str) -> None:
             read(object())
 
 
+@pytest.mark.parametrize(
+    ("topic", "reason"),
+    [("", "topic: expected a name, got ''"), ("push.*", "this is a pattern; name one topic")],
+)
+def test_the_policy_of_what_is_no_topic(laneway: Command, topic: str, reason: str) -> None:
+    """`policy show` refuses it; a pattern's settings are in `policy list`."""
+    assert reason in laneway("policy", "show", topic, code=2).stderr
+
+
 def test_a_wrong_choice_is_refused(laneway: Command) -> None:
     """The error lists the choices, before the store is opened."""
     assert (

@@ -22,7 +22,7 @@ from laneway.cli.session import (
     say,
     table,
 )
-from laneway.policy import FIELDS, PROGRAM, Layer, PolicyOptions, PolicyTable, matches
+from laneway.policy import FIELDS, PROGRAM, Layer, PolicyOptions, PolicyTable, check_topic, matches
 from laneway.presenting import (
     DURATIONS,
     exact_size,
@@ -211,6 +211,7 @@ def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None
     Show the settings of TOPIC, and which layer and pattern set each. With --json durations are
     seconds.
     """
+    check_topic(topic)
     engine = session.engine()
     policies = engine.policies()
     reasons = policies.why(topic)
