@@ -126,6 +126,10 @@ def test_canvas() -> None:
     result = chain(add.s(1, 1), add.s(1)).delay()
     assert result.get(SOON) == 3
     assert result.parent.get(SOON) == 2
+    one = add.s(2)
+    assert one.clone((1,), expires=60).delay().get(SOON) == 3
+    assert (one.args, one.options) == ((2,), {})
+    assert add.si(1, 2).clone((5,)).args == (1, 2)
 
 
 def test_custom_task_classes() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from laneway.tasks import canvas
 from laneway.tasks.options import listed
@@ -52,6 +52,15 @@ class Signature(Part, canvas.Signature[Any]):
     """One call of a task that is not published yet."""
 
     __call__ = canvas.Signature.__call__
+
+    def clone(
+        self, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, **options: Any
+    ) -> Self:
+        """A copy with these arguments before its own, unless it is immutable, and these options."""
+        copy = super().clone()
+        if not copy.immutable:
+            copy.args, copy.kwargs = (*args, *copy.args), {**copy.kwargs, **(kwargs or {})}
+        return copy.set(**options)
 
 
 class Chain(Part, canvas.Chain[Any]):
