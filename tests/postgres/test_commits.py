@@ -144,6 +144,33 @@ def test_a_lost_connection_leaves_open_what_was_committed_and_nothing_else(
         assert sorted(drain(engine)) == sorted(f"m{n}" for n in range(32))
 
 
+def test_an_interrupted_thread_does_not_wait_for_the_answer_before_it(
+    opened: Opened, server: PostgresServer, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller of that commit learns that its outcome is not known, and the engine works on."""
+    engine = opened(server.url)
+    engine.put(some(1))
+
+    def interrupt(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    def put_interrupted() -> None:
+        monkeypatch.setattr(pipeline.Pipeline, "read_to", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.put(some(1, start=2))
+
+    def put() -> None:
+        with _before(engine, put_interrupted) as tx:
+            putting.put(tx, some(1, start=1))
+
+    with pytest.raises(EngineUnavailable) as caught:
+        put()
+    assert caught.value.applied is None
+    engine.put(some(1, start=3))
+    assert {"m0", "m3"} <= set(drain(engine)) <= {"m0", "m1", "m3"}
+
+
 def test_an_answer_that_the_next_thread_does_not_read(
     opened: Opened, server: PostgresServer, readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ import pytest
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.engines.sqlite import store
-from laneway.engines.sqlite.connection import SQL
+from laneway.engines.sqlite.connection import SQL, Connection
 from laneway.errors import (
     BadMessage,
     BadPolicy,
@@ -505,6 +505,28 @@ def test_close_does_not_wait_for_another_process(tmp_path: Path) -> None:
         assert not thread.is_alive()
     assert "closed" in str(errors[0])
     assert errors[0].applied is False
+
+
+def test_a_read_after_the_commit_that_fails_fails_no_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is stored: an error would make its publisher repeat it."""
+    reads: list[str] = []
+
+    class Damaged(Connection):
+        def all(self, name: str, *values: object) -> list[object]:
+            if name == "next_wake" and not self.in_transaction:
+                reads.append(name)
+                raise sqlite3.OperationalError("disk I/O error")
+            return super().all(name, *values)
+
+    monkeypatch.setattr(store, "Connection", Damaged)
+    with closing(engine_at(tmp_path / "q.db")) as engine:
+        assert [each.outcome for each in engine.put([Draft("a", b"1", delay_us=1)] * 2)] == [
+            "accepted"
+        ] * 2
+        assert len(engine.lease(10).leases) == 2
+    assert len(reads) == 2
 
 
 def test_ids_of_another_store_are_deleted_when_their_windows_end(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from laneway.engines.postgres.errors import explain, was_applied
 from laneway.engines.postgres.flusher import Flusher, NotConfirmed
 from laneway.engines.postgres.reserve import LOOK_BYTES, Reserve
 from laneway.engines.postgres.statements import LAYOUT
+from laneway.engines.postgres.store_lock import StoreLock
 from laneway.engines.shared import forking
 from laneway.engines.sql import store as sql_store
 from laneway.engines.sql.store import Outdated, Place, Read
@@ -136,51 +137,7 @@ def lock_number(schema: str) -> int:
     return number - (1 << 32 if number >= 1 << 31 else 0)
 
 
-class _Lock:
-    """
-    The lock of a store's threads. A server that is away costs each attempt to connect the whole
-    time limit, so calls that have waited during one that failed do not try, too.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._depth = 0
-        self._waiting: set[int] = set()
-        """The threads that wait for it."""
-        self.waited_since = 0.0
-        """When the thread that has the lock came to take it."""
-
-    @property
-    def is_passed_on(self) -> bool:
-        """Whether another thread gets it when the caller leaves the present `with` and another."""
-        return bool(self._waiting) and self._depth == 2
-
-    def acquire(self, *, blocking: bool = True, timeout: float = -1) -> bool:
-        came_at = time.monotonic()
-        if not self._lock.acquire(blocking=False):
-            if not blocking:
-                return False
-            thread = threading.get_ident()
-            self._waiting.add(thread)
-            try:
-                if not self._lock.acquire(timeout=timeout):
-                    return False
-            finally:
-                self._waiting.discard(thread)
-        if not self._depth:
-            self.waited_since = came_at
-        self._depth += 1
-        return True
-
-    def release(self) -> None:
-        self._depth -= 1
-        self._lock.release()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+_INTERRUPTED = psycopg.OperationalError("the thread that read its answer was interrupted")
 
 
 class _Commit:
@@ -213,7 +170,7 @@ class Store(sql_store.Store):
         """Where those who wait listen."""
         self.schema = schema = place.path
         self.name = f"{address.name} schema {schema}"
-        self.lock = _Lock()
+        self.lock = StoreLock()
         self.commits = 0
         self.written = 0
         """The last commit that was sent."""
@@ -482,10 +439,8 @@ class Store(sql_store.Store):
             may_pass_on = not (syncs or is_whole or connection.is_pooled)
             if may_pass_on and self.lock.is_passed_on:
                 self._passed_on[commit.number] = commit
-                self._in_transaction = False
                 return
             self._read_answer()
-            self._in_transaction = False
             if commit.error is not None:
                 raise commit.error
             if durable and connection.warnings:  # an operator has canceled the wait for the standby
@@ -510,6 +465,8 @@ class Store(sql_store.Store):
             if self.lock.acquire(blocking=False):
                 try:
                     self._read_answer()
+                    if not passed_on.is_answered.is_set():
+                        self._fail(passed_on, _INTERRUPTED)
                 finally:
                     self.lock.release()
         if passed_on.error is not None:
@@ -517,26 +474,30 @@ class Store(sql_store.Store):
 
     def _read_answer(self) -> bool:
         """Read the answer to the last commit, if nobody has; False: it has failed."""
-        commit, self._unanswered = self._unanswered, None
-        if commit is None:
+        commit, connection = self._unanswered, self._connection
+        if commit is None or connection is None:
             return True
-        assert self._connection is not None
-        error: psycopg.Error | None = None
         try:
             commit.wait()
-            self._confirmed = commit.number
-        except psycopg.Error as failure:
-            error = failure
-        except BaseException:
-            error = psycopg.OperationalError("the thread that read its answer was interrupted")
+        except psycopg.Error as error:
+            self._unanswered = None
+            try:
+                self._roll_back(connection, error)
+            finally:
+                self._fail(commit, error)
+            return False
+        except BaseException as error:  # such as KeyboardInterrupt
+            self._roll_back(connection, error)
             raise
-        finally:
-            if error is not None:
-                self._roll_back(self._connection, error)
-                self.failed += 1
-                commit.error = self._explain_commit(error)
-            commit.is_answered.set()
-        return error is None
+        self._confirmed, self._unanswered = commit.number, None
+        commit.is_answered.set()
+        return True
+
+    def _fail(self, commit: _Commit, error: psycopg.Error) -> None:
+        """Tell the thread of a commit that it has failed, or that this is not known."""
+        self.failed += 1
+        commit.error = self._explain_commit(error)
+        commit.is_answered.set()
 
     def _begin(
         self, reads: Sequence[Read], *, changes_queue: bool, durable: bool, is_whole: bool = False
@@ -553,8 +514,8 @@ class Store(sql_store.Store):
                 begun = connection.begin(
                     begin, reads, changes_queue=changes_queue, is_whole=is_whole
                 )
-                if not self._read_answer():
-                    raise psycopg.OperationalError("the transaction before this one has failed")
+                if not self._read_answer():  # this transaction was rolled back with it
+                    return self._begin(reads, changes_queue=changes_queue, durable=durable)
                 layout, self._reserve.full_us, had_to_wait = begun()
                 self._check_layout(layout)
             except psycopg.Error as error:
@@ -612,16 +573,17 @@ class Store(sql_store.Store):
         self, connection: Connection, *, changes_queue: bool, is_whole: bool
     ) -> _Commit:
         """`is_whole`: it was sent with the beginning."""
+        self._in_transaction = False
         try:
             wait = connection.finish if is_whole else connection.commit()
+            self.commits += changes_queue
+            self.written += 1
+            self._unanswered = commit = _Commit(self.written, wait)
         except BaseException as error:
             self._roll_back(connection, error)
             if isinstance(error, psycopg.Error):
                 raise self._explain_commit(error) from error
             raise
-        self.commits += changes_queue
-        self.written += 1
-        self._unanswered = commit = _Commit(self.written, wait)
         return commit
 
     def _explain_commit(self, error: psycopg.Error) -> LanewayError | Outdated:
@@ -631,7 +593,11 @@ class Store(sql_store.Store):
         return explained
 
     def _roll_back(self, connection: Connection, error: BaseException) -> None:
-        self._read_answer()  # that of the commit before it
+        if isinstance(error, Exception):
+            self._read_answer()  # that of the commit before it
+        elif self._unanswered is not None:
+            commit, self._unanswered = self._unanswered, None
+            self._fail(commit, _INTERRUPTED)
         self._in_transaction = False
         connection.turn = -1
         is_answered = isinstance(error, Exception) and not isinstance(error, NoAnswer)
@@ -777,7 +743,7 @@ class Store(sql_store.Store):
 
     def forget(self) -> None:
         """In a forked child: the connections are the parent's."""
-        self.lock = _Lock()
+        self.lock = StoreLock()
         self._is_closed = True
         self._unanswered = None
         connection, self._connection = self._connection, None

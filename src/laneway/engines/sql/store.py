@@ -136,7 +136,7 @@ class Connection(Session, Protocol):
     def after_commit(self, then: Callable[[list[Any]], None], name: str, *values: Any) -> None:
         """
         Call `then` with all rows of a statement once this transaction is committed, maybe in
-        another thread: nobody waits for this read. At most once in a transaction.
+        another thread: nobody waits for this read, and it may fail. At most once in a transaction.
         """
 
     def version(self) -> int:

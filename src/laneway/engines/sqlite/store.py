@@ -277,7 +277,9 @@ class Store(sql_store.Store):
                 self._restart_log(self._log_length)
             if connection.last_read is not None:
                 then, name, values = connection.last_read
-                then(connection.all(name, *values))
+                connection.last_read = None
+                with contextlib.suppress(sqlite3.Error):  # nobody waits for it
+                    then(connection.all(name, *values))
             commit = self.written
         if durable and syncs:
             self.sync(commit)
