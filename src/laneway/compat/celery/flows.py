@@ -60,7 +60,7 @@ class Signature(Part, canvas.Signature[Any]):
         copy = super().clone()
         if not copy.immutable:
             copy.args, copy.kwargs = (*args, *copy.args), {**copy.kwargs, **(kwargs or {})}
-        return copy.set(**options)
+        return copy.set(**options) if options else copy
 
 
 class Chain(Part, canvas.Chain[Any]):
