@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from laneway.engines.base import Settings
+from laneway.engines.base import RESULT_TTL_HEADER, Settings
 from laneway.engines.postgres.engine import PostgresEngine
 from laneway.headers import COST
 from laneway.message import Draft, Settlement
@@ -137,6 +137,39 @@ def test_no_rule_makes_a_round_trip_for_each_topic(
             count("settle", partial(engine.settle, settlements))
     for (call, waited), most in zip(trips.items(), rule.trips, strict=True):
         assert waited <= most + SPARE, f"{call}: {waited} round trips"
+
+
+FULL: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, Any]]]] = {
+    "plain": ({}, lambda _: {}),
+    "bytes": ({"max_backlog": "10B"}, lambda _: {}),
+    "priorities": ({}, _priority),
+    "delays": ({}, lambda n: {"delay_us": n}),
+    "serial keys": ({"serial": True}, _key),
+    "limits per key": (_KEYS, _key),
+    "merge": ({"merge": "last"}, _key),
+    "partitions": ({"partitions": 4}, _key),
+    "buckets": ({"buckets": 16}, lambda _: {}),
+    "a gate": ({"gate": "gate0"}, lambda _: {}),
+    "results": ({}, lambda _: {"headers": {RESULT_TTL_HEADER: "60"}}),
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_messages_that_are_dropped_make_no_round_trip_each(name: str) -> None:
+    """Each of 500 messages for 100 full topics drops one."""
+    policy, options = FULL[name]
+    with _engines() as (engine, _):
+        engine.gate_set("gate0", Gate(concurrency=1_000))
+        engine.policy_set("code", "t.*", {"max_backlog": 10, "on_full": "drop_oldest"} | policy)
+        connection = engine._store._connection
+        assert connection is not None
+        for first in range(0, 2_500, 500):
+            before = connection.pipeline.trips
+            engine.put(
+                [Draft(f"t.{n % TOPICS}", b"x", **options(n)) for n in range(first, first + 500)]
+            )
+        assert engine.overview().dead == 1_500
+        assert connection.pipeline.trips - before <= 16
 
 
 def test_lists_of_messages_make_no_round_trip_for_each() -> None:

@@ -45,7 +45,7 @@ def join(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) 
             return False
         row.parts += 1
         tx.parts.add(row.mid, row.parts, draft.body)
-        _resize(tx, lane, len(draft.body))
+        _resize(tx, lane, row, len(draft.body))
         tx.messages.save(row)
     _change_waiting(tx, lane, row, draft, policy)
     if draft.sticky and not row.sticky:
@@ -60,9 +60,11 @@ def join(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) 
     return True
 
 
-def _resize(tx: Transaction, lane: Lane, by: int) -> None:
+def _resize(tx: Transaction, lane: Lane, row: Row, by: int) -> None:
     lane.bytes += by
     tx.shard.bytes += by
+    if (backlog := tx.backlogs.get(messages.topic_of(row, lane))) is not None:
+        backlog.resize(0, by)
 
 
 def _change_waiting(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> None:
@@ -73,7 +75,7 @@ def _change_waiting(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy:
     messages.end_waiting(tx, lane, row)
     if due > tx.now:
         key_limits.leave(tx, lane, row)
-    if row.serial and not _holds_key(tx, lane, row):
+    if row.serial and not messages.holds_key(tx, lane, row):
         messages.free_key(tx, lane, row.line, row.mid)  # its position may change
     row.since = due
     if policy.merge == "last":
@@ -92,11 +94,6 @@ def _new_due(tx: Transaction, row: Row, draft: Draft, policy: Resolved) -> int:
         most = policy.max_wait if policy.max_wait is not None else MAX_WAIT_WINDOWS * policy.window
         due = max(min(row.published + most, tx.now + policy.window), tx.now)
     return due if due is not None else row.since
-
-
-def _holds_key(tx: Transaction, lane: Lane, row: Row) -> bool:
-    key = tx.serial_keys.get(lane.lane, row.line)
-    return key is not None and key[0] == row.mid and bool(key[1])
 
 
 def _change_content(tx: Transaction, row: Row, bodies: list[bytes], headers: str | None) -> None:

@@ -46,9 +46,8 @@ def store_outcomes(
         tx.run_rows("kept_write", rows)
         tx.shard.expect_wake(min(row[3] for row in rows))
         tx.changed_results += [result_name(message_id, topic) for message_id, topic, *_ in rows]
-        if tx.one("followers_any") is not None:
-            for message_id, topic, *_, outcome in rows:
-                _notify_followers(tx, message_id, topic, bytes(outcome))
+        for message_id, topic, *_, outcome in rows:
+            _notify_followers(tx, message_id, topic, bytes(outcome))
 
 
 def message_ended(
@@ -90,7 +89,7 @@ def message_revived(tx: Transaction, row: Row, topic: str) -> None:
 
 def _notify_followers(tx: Transaction, message_id: str, topic: str, outcome: bytes) -> None:
     """Publish one end notice for all that follow the message."""
-    followers = tx.all("followers_of", message_id, topic)
+    followers = tx.all("followers_of", message_id, topic) if tx.has_followers else ()
     if not followers:
         return
     tx.run("followers_delete", message_id, topic)

@@ -78,6 +78,8 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
     shard = tx.shard
     shard.bytes += size
     shard.waiting += 1
+    if tx.backlogs and (backlog := tx.backlogs.get(topic_of(row, lane))) is not None:
+        backlog.came(row, size)
     if row.expires is not None:
         tx.events.put((row.expires, EXPIRES, row.mid), 0)
     if row.mkey is not None and collects:
@@ -113,6 +115,8 @@ def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
     lane.bytes -= size
     tx.shard.bytes -= size
     tx.shard.waiting -= 1
+    if tx.backlogs and (backlog := tx.backlogs.get(topic_of(row, lane))) is not None:
+        backlog.resize(-1, -size)
     if row.expires is not None:
         tx.events.delete(row.expires, EXPIRES, row.mid)
     free_merge_key(tx, lane, row)
@@ -241,6 +245,12 @@ def _pass_key_on(tx: Transaction, lane: Lane, key: str) -> None:
     tx.serial_keys.put((lane.lane, key), row.mid, 0, row.rank, row.pos)
     tx.messages.save_state(row)
     tx.touch(lane)
+
+
+def holds_key(tx: Transaction, lane: Lane, row: Row) -> bool:
+    """Whether the message keeps its serial key while it waits for a retry."""
+    key = tx.serial_keys.get(lane.lane, row.line)
+    return key is not None and key[0] == row.mid and bool(key[1])
 
 
 def yields(row: Row) -> bool:

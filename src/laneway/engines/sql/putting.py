@@ -23,28 +23,24 @@ from laneway.engines.shared.copies import (
     is_copied,
     receipt_of_copies,
 )
-from laneway.engines.shared.naming import BUCKET, PARTITION, merge_key
+from laneway.engines.shared.naming import BUCKET, merge_key
 from laneway.engines.shared.refusals import (
-    DROPPED,
     check_cost,
     check_draft,
     explicit_due,
-    full,
 )
 from laneway.engines.shared.states import (
     ASLEEP,
-    DELAYED,
     HOLD,
     IDLE,
-    PARKED,
     YIELD,
 )
-from laneway.engines.sql import merging, messages, results
+from laneway.engines.sql import backlog_limits, merging, messages, results
+from laneway.engines.sql.backlog_limits import EVERY, NAMESPACE, TOPIC
 from laneway.engines.sql.rows import Lane, Row, line_of, rank_of, to_json
 from laneway.engines.sql.store import Read
 from laneway.engines.sql.transaction import Transaction
 from laneway.engines.sql.views import oldest_of
-from laneway.engines.sql.wanted import ALL_RANKS
 from laneway.headers import COST
 from laneway.message import Draft, Receipt
 from laneway.policy import Resolved, gate_names
@@ -184,6 +180,7 @@ class _Intake:
     def __init__(self, tx: Transaction) -> None:
         self.tx = tx
         self._is_limited = tx.rules.has_backlog_limit
+        tx.backlogs.clear()
         self._lanes: dict[str, Lane] = {}
         """By name: the lanes that messages came to."""
         self._headers: tuple[object, str | None] = (None, None)
@@ -196,6 +193,7 @@ class _Intake:
         now = tx.now
         entries: list[_Entry] = []
         decided: list[_Entry] = []
+        limited: list[tuple[Draft, Resolved, str]] = []
         for draft, policy in zip(drafts, policies, strict=True):
             check_draft(draft, policy, now)
             if draft.headers is not None and COST in draft.headers:
@@ -211,9 +209,13 @@ class _Intake:
             has_line = draft.key is not None and policy.serial is not None
             if merges or has_line or draft.id is not None:
                 decided.append(entry)
+            if (policy.limits_backlog or self._is_limited) and not draft.own:
+                limited.append((draft, policy, entry[2]))
         tx.load_names(dict.fromkeys(entry[2] for entry in entries if entry[2]), creates=True)
         if decided:
             self._load(decided)
+        if limited:
+            backlog_limits.read(tx, limited)
         return entries
 
     def _entry(self, draft: Draft, policy: Resolved) -> _Entry:
@@ -314,7 +316,8 @@ class _Intake:
         if (
             receipt is None
             and copies
-            and (reason := make_room(tx, draft, policy, "", _NAMESPACE)) is not None
+            and self._is_limited
+            and (reason := backlog_limits.make_room(tx, draft, NAMESPACE)) is not None
         ):
             return Receipt(draft.id or "", draft.topic, "refused", None, reason)
         receipts = [self.accept(copy, is_copy=True) for copy in copies]
@@ -332,7 +335,7 @@ class _Intake:
         after_us = expires.get(subscriptions.split(topic)[1])
         if after_us is None or policy.paused:
             return False
-        lanes = _lanes_of(tx, topic, policy, topic)
+        lanes = backlog_limits.lanes_of(tx, backlog_limits.lane_names(topic, policy, topic))
         return (
             any(lane.ready for lane in lanes)
             and not any(
@@ -358,7 +361,7 @@ class _Intake:
             row = merging.waiting_message(tx, lane, mkey)
             if row is not None and (policy.merge != "all" or row.parts + 1 < policy.merge_limit):
                 return None
-        return make_room(tx, draft, policy, name, _TOPIC, may_drop=False)
+        return backlog_limits.make_room(tx, draft, TOPIC, may_drop=False)
 
     def accept(self, entry: _Entry, *, is_copy: bool = False) -> Receipt:
         """
@@ -379,7 +382,7 @@ class _Intake:
             if joined is not None:
                 return joined
         if (policy.limits_backlog or self._is_limited) and not draft.own:
-            reason = make_room(tx, draft, policy, name, _TOPIC if is_copy else _EVERY)
+            reason = backlog_limits.make_room(tx, draft, TOPIC if is_copy else EVERY)
             if reason is not None and not is_copy:
                 return Receipt(draft.id or "", topic, "refused", None, reason)
         lane = self._lanes.get(name) or self.lane(name, rule)
@@ -458,125 +461,3 @@ class _Intake:
 def _is_blocked(draft: Draft) -> bool:
     """Whether the message waits for signals."""
     return draft.headers is not None and SIGNALS_HEADER in draft.headers
-
-
-# Backlog limits
-
-_EVERY, _TOPIC, _NAMESPACE = slice(4), slice(2), slice(2, 4)
-"""Which of the four limits count: those of the topic and of the namespace, by count and size."""
-
-
-def make_room(
-    tx: Transaction,
-    draft: Draft,
-    policy: Resolved,
-    name: str,
-    which: slice = _EVERY,
-    *,
-    may_drop: bool = True,
-) -> str | None:
-    """
-    Check the backlog limits of the topic and the namespace, and drop the oldest messages where the
-    policy says so (`may_drop` False: later). Returns why there is no room; None: there is.
-    """
-    rules, size = tx.rules, len(draft.body)
-    lanes = _lanes_of(tx, draft.topic, policy, name)
-    while True:
-        count, held = _waiting_of(tx, draft.topic, lanes, policy)
-        limits: tuple[tuple[int | None, int, int, str, str, str], ...] = (
-            (policy.max_backlog, count, 1, f"topic {draft.topic}", "messages", policy.on_full),
-            (policy.max_backlog_bytes, held, size, f"topic {draft.topic}", "bytes", policy.on_full),
-            (rules.max_backlog, tx.shard.waiting, 1, "the namespace", "messages", rules.on_full),
-            (
-                rules.max_backlog_bytes,
-                tx.shard.bytes,
-                size,
-                "the namespace",
-                "bytes",
-                rules.on_full,
-            ),
-        )
-        over = next(
-            (
-                entry
-                for entry in limits[which]
-                if entry[0] is not None and entry[1] + entry[2] > entry[0]
-            ),
-            None,
-        )
-        if over is None:
-            return None
-        limit, waiting, needed, whose, unit, on_full = over[0] or 0, *over[1:]
-        if not may_drop and on_full == "drop_oldest" and needed <= limit:
-            return None
-        # A message that is larger than the limit by itself would drop all others in vain.
-        if on_full != "drop_oldest" or needed > limit or not _drop_oldest(tx, lanes, draft.topic):
-            return full(whose, waiting, unit, limit)
-
-
-def _lanes_of(tx: Transaction, topic: str, policy: Resolved, name: str) -> list[Lane]:
-    names = [name]
-    if policy.partitions > 1:
-        names = [f"{topic}{PARTITION}{n}" for n in range(policy.partitions)]
-        tx.load_names(names)
-    lanes = (tx.find_lane(each) for each in names)
-    return [lane for lane in lanes if lane is not None]
-
-
-def _waiting_of(
-    tx: Transaction, topic: str, lanes: list[Lane], policy: Resolved
-) -> tuple[int, int]:
-    if policy.buckets is not None:
-        count, held = tx.one("topic_waiting", topic)
-        return int(count), int(held)
-    return sum(lane.waiting for lane in lanes), sum(lane.bytes for lane in lanes)
-
-
-def _drop_oldest(tx: Transaction, lanes: list[Lane], topic: str) -> bool:
-    """Drop the oldest message of the lowest priority; False: none may be dropped."""
-    victims = [
-        (*victim, lane.lane) for lane in lanes if (victim := _victim(tx, lane, topic)) is not None
-    ]
-    if not victims:
-        return False
-    *_, mid, number = min(victims)
-    lane, row = tx.lane(number), messages.read(tx, mid)
-    if row is None:
-        return False
-    messages.take_out(tx, lane, row)
-    if row.serial:
-        messages.free_key(tx, lane, row.line, row.mid)
-    lane.removed += 1
-    tx.shard.removed += 1
-    messages.bury(tx, lane, row, DROPPED, None)
-    tx.place(lane)
-    return True
-
-
-def _victim(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int, int, int] | None:
-    """(priority, since, sequence number, message) of the first message to drop in a lane."""
-    if lane.topic is None:
-        victim = tx.one("topic_victim", topic)
-        return (*victim[1:], victim[0]) if victim else None
-    kinds = (
-        ("ready", (lane.lane,)),
-        ("aside", (lane.lane, DELAYED)),
-        ("aside", (lane.lane, PARKED)),
-    )
-    return min((each for kind, where in kinds for each in _victims(tx, kind, where)), default=None)
-
-
-def _victims(tx: Transaction, kind: str, where: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
-    """The oldest messages of the lowest priority in one table: one for each of its two ranks."""
-    victims: list[tuple[int, int, int, int]] = []
-    rank = ALL_RANKS[1]
-    while (prior := tx.one(f"{kind}_prior_rank", *where, rank)) is not None:
-        rank = prior[0]
-        priority = -(rank >> 1)
-        if victims and priority != victims[0][0]:
-            break
-        query = "ready_victim_at_front" if kind == "ready" and not rank & 1 else f"{kind}_victim"
-        victim = tx.one(query, *where, rank)
-        if victim is not None:
-            victims.append((priority, victim[1], victim[2], victim[0]))
-    return victims

@@ -6,6 +6,7 @@ A statement is written once if all databases take the same text. `{lane}`, `{mes
 
 - `{array ?}`: the rows (key, value) of a parameter that is a list, see `Session.array`.
 - `{join}`: a join in this order, which the planner does not change.
+- `{unheld}`: whether a message does not keep its serial key.
 - `{least}`, `{greatest}`: of several values. `{char}`: the character with a number.
 - `{row}`: where a row is stored.
 
@@ -30,6 +31,7 @@ def load(own: Path, words: dict[str, str]) -> dict[str, str]:
     `{}` stands for the parameter of `array`.
     """
     texts, shared = _COLUMNS | words, Path(__file__).with_name("sql")
+    texts["unheld"] = texts["unheld"].replace("{char}", texts["char"])
     return {
         name: _WORD.sub(lambda found: texts[found[1]].format(found[2]), text)
         for name, text in (_in_folder(shared) | _in_folder(own) | _GENERATED).items()
@@ -78,6 +80,11 @@ _COLUMNS = {
     "head": ", ".join(f"m.{name}" for name in HEAD_COLUMNS)
     + ", m.topic IS NOT NULL OR m.mkey IS NOT NULL"
     " OR m.attempts + m.deliveries + m.suspect + m.joined + m.parts + m.sticky > 0",
+    # A waiting message may keep its key while it is delayed for a retry. Without EXISTS, which a
+    # planner turns into a join with all keys.
+    "unheld": "(m.serial = 0 OR coalesce((SELECT max(k.head) FROM serial_key k"
+    " WHERE k.lane = m.lane AND k.held = 1 AND k.key = CASE WHEN m.topic IS NULL THEN m.key"
+    " ELSE m.topic || {char}(31) || m.key END), 0) <> m.mid)",
     "gate": "name, code, operator, tat, leased, open, wake, need, held_until, owes, flow, turn,"
     " mean, holder, waiting, claimed, held_turn,"
     f" (SELECT s.value FROM setting s WHERE s.name = '{GRANT}' || gate.name)",

@@ -27,6 +27,7 @@ from laneway.engines.shared.refusals import LINGER_US
 from laneway.engines.shared.size_classes import WINDOW_US
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE
 from laneway.engines.sql import gate_order, key_limits
+from laneway.engines.sql.backlog import Backlog
 from laneway.engines.sql.changes import LaneChanges
 from laneway.engines.sql.group_queues import GroupQueues
 from laneway.engines.sql.lane_cache import LaneCache
@@ -246,6 +247,7 @@ class Transaction(Statements):
         self.first_asleep = NONE  # when the first lane wakes that was written asleep
         self.has_arrivals = False
         self.has_due_later = False  # some of what was put is not due yet
+        self.backlogs: dict[str, Backlog] = {}  # of limited topics, during a put
         self.end_notices: list[Draft] = []
         # The message that is being settled, if its handler reported its end; and with an outcome?
         self.reported_by_handler: tuple[int, bool] | None = None
@@ -375,6 +377,11 @@ class Transaction(Statements):
     def signals(self) -> Table:
         """(message, number of a signal that came) → ()."""
         return Table(self, "came", 2, read="came_read", write="came_insert", delete="")
+
+    @cached_property
+    def has_followers(self) -> bool:
+        """Whether a message has followers, see `message_ends`."""
+        return self.one("followers_any") is not None
 
     def expect_ready(self, lane: Lane, row: Row) -> None:
         """The message becomes ready in the lane, maybe before all others."""

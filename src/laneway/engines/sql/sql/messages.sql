@@ -207,45 +207,62 @@ SELECT d.mid, d.topic, d.died, d.until, d.reason, d.error FROM (VALUES (?)) v
 -- name: dead_delete
 DELETE FROM dead WHERE mid IN (VALUES (?));
 
--- name: ready_victim
--- The oldest ready message of a rank whose serial key is not held. The order is by since,
-SELECT m.mid, m.since, r.seq FROM ready r {join} message m ON m.mid = r.mid
- WHERE r.lane = ? AND r.rank = ?
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial > 0 AND k.lane = r.lane
-       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || {char}(31) || m.key END
-                   AND k.head = r.mid AND k.held = 1)
- ORDER BY r.pos, r.seq LIMIT 1;
+-- name: victims
+-- The first messages of a lane that may be dropped, of its lowest priority below a rank, with the
+-- least rank of that priority; none may be NULL. `ready` has them in the order of their since,
+-- except those at the front.
+WITH last AS (SELECT (max(x.rank) >> 1) * 2 AS front FROM (
+    SELECT max(r.rank) AS rank FROM ready r WHERE r.lane = ?1 AND r.rank < ?2
+    UNION ALL SELECT max(m.rank) FROM message m
+     WHERE m.lane = ?1 AND m.state = 1 AND m.state IN (1, 2) AND m.rank < ?2
+    UNION ALL SELECT max(m.rank) FROM message m
+     WHERE m.lane = ?1 AND m.state = 2 AND m.state IN (1, 2) AND m.rank < ?2) x)
+SELECT v.mid, l.front, v.since, v.seq FROM last l LEFT JOIN (
+    SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq
+          FROM ready r {join} message m ON m.mid = r.mid
+         WHERE r.lane = ?1 AND r.rank = (SELECT front + 1 FROM last) AND {unheld}
+         ORDER BY r.pos, r.seq LIMIT ?3) v0
+    UNION ALL
+    SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq
+          FROM ready r {join} message m ON m.mid = r.mid
+         WHERE r.lane = ?1 AND r.rank = (SELECT front FROM last) AND {unheld}
+         ORDER BY m.since, r.seq LIMIT ?3) v1
+    UNION ALL
+    SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq FROM message m
+         WHERE m.lane = ?1 AND m.state = 1 AND m.state IN (1, 2)
+           AND m.rank = (SELECT front FROM last) AND {unheld}
+         ORDER BY m.since, m.seq LIMIT ?3) v2
+    UNION ALL
+    SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq FROM message m
+         WHERE m.lane = ?1 AND m.state = 1 AND m.state IN (1, 2)
+           AND m.rank = (SELECT front + 1 FROM last) AND {unheld}
+         ORDER BY m.since, m.seq LIMIT ?3) v3
+    UNION ALL
+    SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq FROM message m
+         WHERE m.lane = ?1 AND m.state = 2 AND m.state IN (1, 2)
+           AND m.rank = (SELECT front FROM last) AND {unheld}
+         ORDER BY m.since, m.seq LIMIT ?3) v4
+    UNION ALL
+    SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq FROM message m
+         WHERE m.lane = ?1 AND m.state = 2 AND m.state IN (1, 2)
+           AND m.rank = (SELECT front + 1 FROM last) AND {unheld}
+         ORDER BY m.since, m.seq LIMIT ?3) v5) v ON v.mid > 0
+ ORDER BY v.since, v.seq LIMIT ?3;
 
--- name: ready_victim_at_front
--- but not for messages at the front.
-SELECT m.mid, m.since, r.seq FROM ready r {join} message m ON m.mid = r.mid
- WHERE r.lane = ? AND r.rank = ?
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial > 0 AND k.lane = r.lane
-       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || {char}(31) || m.key END
-                   AND k.head = r.mid AND k.held = 1)
- ORDER BY m.since, r.seq LIMIT 1;
-
--- name: aside_victim
-SELECT m.mid, m.since, m.seq FROM message m
- WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) AND m.rank = ?3
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial > 0 AND k.lane = m.lane
-       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || {char}(31) || m.key END
-                   AND k.head = m.mid AND k.held = 1)
- ORDER BY m.since, m.seq LIMIT 1;
+-- name: victims_in_bucket
+-- The same of a topic in a bucket.
+WITH waiting AS (SELECT m.mid, (m.rank >> 1) * 2 AS front, m.since, m.seq FROM message m
+    WHERE m.topic = ? AND m.state < 3 AND m.rank < ? AND {unheld}
+      AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid))
+SELECT w.mid, w.front, w.since, w.seq FROM waiting w
+ WHERE w.front = (SELECT max(o.front) FROM waiting o) ORDER BY w.since, w.seq LIMIT ?;
 
 -- name: ready_next_rank
 SELECT rank FROM ready WHERE lane = ? AND rank > ? ORDER BY rank LIMIT 1;
 
--- name: ready_prior_rank
-SELECT rank FROM ready WHERE lane = ? AND rank < ? ORDER BY rank DESC LIMIT 1;
-
 -- name: aside_next_rank
 SELECT rank FROM message WHERE lane = ?1 AND state = ?2 AND state IN (1, 2) AND rank > ?3
     ORDER BY rank LIMIT 1;
-
--- name: aside_prior_rank
-SELECT rank FROM message WHERE lane = ?1 AND state = ?2 AND state IN (1, 2) AND rank < ?3
-    ORDER BY rank DESC LIMIT 1;
 
 -- name: topic_waiting
 -- How many messages of a topic in a bucket wait, and their size.
@@ -255,14 +272,6 @@ SELECT count(*),
   FROM message m
  WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid
      AND l.gone = 0);
-
--- name: topic_victim
-SELECT m.mid, -(m.rank >> 1), m.since, m.seq FROM message m
- WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid)
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial > 0 AND k.lane = m.lane
-       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || {char}(31) || m.key END
-                   AND k.head = m.mid AND k.held = 1)
- ORDER BY -(m.rank >> 1), m.since, m.seq LIMIT 1;
 
 -- name: lanes_with_ranks
 -- Those of these lanes that have a ready message whose rank is between two.

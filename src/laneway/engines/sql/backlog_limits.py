@@ -1,0 +1,233 @@
+"""
+Backlog limits of a put, and what it drops where the oldest messages make room. The rule is
+docs/specification.md, "Backlog limits".
+
+For example, 100 topics with `max_backlog=1000` and `on_full="drop_oldest"` are full, and a put has
+5 messages for each of them. The first 5 places of all these topics are read together, then the
+messages there in one statement. Each new message drops the first one of its topic, and gets a place
+among those that the next one may drop.
+
+Why this is correct. While a put decides, the place of a waiting message changes only when another
+one joins it, and it gets the new place then, as new messages do. A place counts only if its message
+still stands there. What was not read stands behind `Backlog.end`: if nothing is left up to there,
+the places are read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, nsmallest
+
+from laneway.engines.shared.naming import PARTITION
+from laneway.engines.shared.refusals import DROPPED, full
+from laneway.engines.shared.states import DEAD
+from laneway.engines.sql import key_limits, messages
+from laneway.engines.sql.backlog import Backlog, Place
+from laneway.engines.sql.rows import Lane, Row
+from laneway.engines.sql.store import Read
+from laneway.engines.sql.transaction import Transaction
+from laneway.engines.sql.wanted import ALL_RANKS
+from laneway.message import Draft
+from laneway.policy import Resolved
+
+EVERY, TOPIC, NAMESPACE = slice(4), slice(2), slice(2, 4)
+"""Which of the four limits count: those of the topic and of the namespace, by count and size."""
+
+MOST_PLACES, MOST_BYTES = 1_000, 16 << 20
+"""Messages of a topic that are read at once to be dropped, and about how many bytes of bodies."""
+
+_Amounts = tuple[int, int, int, int]
+"""Of what the four limits count, in `_UNITS`."""
+
+_UNITS = "messages", "bytes", "messages", "bytes"
+
+
+def read(tx: Transaction, limited: Sequence[tuple[Draft, Resolved, str]]) -> None:
+    """
+    Read what the limits of these messages, each with its policy and lane, need: how much of their
+    topics waits, and what they will probably drop.
+    """
+    for draft, policy, name in limited:
+        backlog = tx.backlogs.get(draft.topic)
+        if backlog is None:
+            names = lane_names(draft.topic, policy, name)
+            backlog = tx.backlogs[draft.topic] = Backlog(draft.topic, policy, names)
+        backlog.coming += 1
+        backlog.coming_bytes += len(draft.body)
+    backlogs = list(tx.backlogs.values())
+    tx.load_names(name for backlog in backlogs for name in backlog.lanes)
+    folded = [backlog for backlog in backlogs if backlog.policy.buckets is not None]
+    pages = tx.pages([("topic_waiting", backlog.topic) for backlog in folded])
+    for backlog, [counts] in zip(folded, pages, strict=True):
+        backlog.resize(*map(int, counts))
+    size = sum(backlog.coming_bytes for backlog in backlogs)
+    dropping = []
+    for backlog in backlogs:
+        coming = backlog.coming, backlog.coming_bytes, len(limited), size
+        over = _exceeded(tx, backlog, coming)
+        if over is not None and over[-1] == "drop_oldest":
+            dropping.append(backlog)
+    if dropping:
+        _read_places(tx, dropping)
+
+
+def lane_names(topic: str, policy: Resolved, name: str) -> list[str]:
+    """The lanes of a topic; `name`: its lane, unless it has partitions."""
+    if policy.partitions == 1:
+        return [name]
+    return [f"{topic}{PARTITION}{n}" for n in range(policy.partitions)]
+
+
+def lanes_of(tx: Transaction, names: Sequence[str]) -> list[Lane]:
+    """Those of these lanes that exist."""
+    return [lane for lane in map(tx.find_lane, names) if lane is not None]
+
+
+def _waiting(tx: Transaction, backlog: Backlog) -> tuple[int, int]:
+    """How many messages of a topic wait, and their bytes."""
+    if backlog.policy.buckets is not None:
+        return backlog.folded, backlog.folded_bytes
+    lanes = lanes_of(tx, backlog.lanes)
+    return sum(lane.waiting for lane in lanes), sum(lane.bytes for lane in lanes)
+
+
+def _exceeded(
+    tx: Transaction, backlog: Backlog, coming: _Amounts, which: slice = EVERY
+) -> tuple[int, int, int, str, str, str] | None:
+    """
+    The first limit that is exceeded if so much comes: what it is, how much waits, how much comes,
+    whose it is, the unit, and `on_full`.
+    """
+    policy, rules, shard = backlog.policy, tx.rules, tx.shard
+    most = policy.max_backlog, policy.max_backlog_bytes, rules.max_backlog, rules.max_backlog_bytes
+    waiting = *_waiting(tx, backlog), shard.waiting, shard.bytes
+    for n in range(4)[which]:
+        limit = most[n]
+        if limit is not None and waiting[n] + coming[n] > limit:
+            whose = f"topic {backlog.topic}" if n < 2 else "the namespace"
+            on_full = policy.on_full if n < 2 else rules.on_full
+            return limit, waiting[n], coming[n], whose, _UNITS[n], on_full
+    return None
+
+
+def make_room(
+    tx: Transaction, draft: Draft, which: slice = EVERY, *, may_drop: bool = True
+) -> str | None:
+    """
+    Check the backlog limits of the topic and the namespace, and drop the oldest messages where the
+    policy says so (`may_drop` False: later). Returns why there is no room; None: there is.
+    """
+    backlog, size = tx.backlogs[draft.topic], len(draft.body)
+    while (over := _exceeded(tx, backlog, (1, size, 1, size), which)) is not None:
+        most, waiting, needed, whose, unit, on_full = over
+        # A message that is larger than the limit by itself would drop all others in vain.
+        drops = on_full == "drop_oldest" and needed <= most
+        if drops and not may_drop:
+            return None
+        if not drops or not _drop_oldest(tx, backlog):
+            return full(whose, waiting, unit, most)
+    return None
+
+
+def _drop_oldest(tx: Transaction, backlog: Backlog) -> bool:
+    """Drop the oldest message of the lowest priority; False: none may be dropped."""
+    row = _first(tx, backlog)
+    if row is None:
+        return False
+    lane = tx.lane(row.lane)
+    messages.take_out(tx, lane, row)
+    if row.serial:
+        messages.free_key(tx, lane, row.line, row.mid)
+    lane.removed += 1
+    tx.shard.removed += 1
+    messages.bury(tx, lane, row, DROPPED, None)
+    tx.place(lane)
+    return True
+
+
+def _first(tx: Transaction, backlog: Backlog) -> Row | None:
+    """The message to drop first; None: none may be dropped."""
+    while True:
+        places, end = backlog.places, backlog.end
+        while places and (end is None or places[0] <= end):
+            place = places[0]
+            row = messages.read(tx, place.mid)
+            if (
+                row is not None
+                and row.state != DEAD
+                and Place.of(row) == place
+                and not (row.serial and messages.holds_key(tx, tx.lane(row.lane), row))
+            ):
+                return row
+            heappop(places)
+        if backlog.is_read and end is None:
+            return None
+        backlog.coming = MOST_PLACES  # it needs more than was expected
+        _read_places(tx, [backlog])
+
+
+class _Order:
+    """The messages of a lane, or of a topic in a bucket, in the order in which they are dropped."""
+
+    def __init__(self, statement: str, key: int | str, most: int) -> None:
+        self.places: list[Place] = []
+        self.end: Place | None = None
+        """The last one that was read; None: all were."""
+        self._statement, self._key, self._most = statement, key, most
+        self._below: int | None = ALL_RANKS[1]
+        """Smaller ranks were not read; None: there are none."""
+
+    def read(self) -> Read:
+        """The statement that reads the next ones, all of one priority."""
+        return self._statement, self._key, self._below, self._most - len(self.places)
+
+    def add(self, page: Sequence[tuple[int | None, int | None, int, int]]) -> bool:
+        """Add those that were read. Returns whether there may be more, and more are wanted."""
+        self._below = page[-1][1] if page else None
+        self.places += [
+            Place(-(front >> 1), since, seq, mid)
+            for mid, front, since, seq in page
+            if mid is not None and front is not None
+        ]
+        is_more = self._below is not None
+        self.end = self.places[-1] if is_more and self.places else None
+        return is_more and len(self.places) < self._most
+
+
+def _read_places(tx: Transaction, backlogs: Sequence[Backlog]) -> None:
+    """Read the first places of these topics, and what it takes to drop the messages there."""
+    orders: dict[Backlog, tuple[int, list[_Order]]] = {}
+    for backlog in backlogs:
+        count, size = _waiting(tx, backlog)
+        most = min(backlog.coming, MOST_PLACES, max(1, MOST_BYTES * count // max(size, 1)))
+        orders[backlog] = (
+            most,
+            (
+                [_Order("victims_in_bucket", backlog.topic, most)]
+                if backlog.policy.buckets is not None
+                else [_Order("victims", lane.lane, most) for lane in lanes_of(tx, backlog.lanes)]
+            ),
+        )
+    unread = [order for _, its in orders.values() for order in its]
+    while unread:
+        pages = tx.pages([order.read() for order in unread])
+        unread = [order for order, page in zip(unread, pages, strict=True) if order.add(page)]
+    mids: list[int] = []
+    for backlog, (most, its) in orders.items():
+        places = [place for order in its for place in order.places]
+        backlog.set_places(places, min((order.end for order in its if order.end), default=None))
+        mids += [place.mid for place in nsmallest(most, places)]
+    _load(tx, mids)
+
+
+def _load(tx: Transaction, mids: Sequence[int]) -> None:
+    """Read these messages, and what it takes to drop them."""
+    tx.messages.load(mids)
+    rows = [row for mid in mids if (row := messages.read(tx, mid)) is not None]
+    tx.load_gates(tx.gate_keys({row.lane: tx.lane(row.lane) for row in rows}.values()))
+    if merging := [(row.lane, row.mkey) for row in rows if row.mkey is not None]:
+        tx.merge_keys.load(merging)
+    lines = [(row, (row.lane, line)) for row in rows if (line := row.line) is not None]
+    messages.load_parked(tx, [line for row, line in lines if row.serial])
+    if limited := [line for row, line in lines if not row.serial and tx.lane(row.lane).parked]:
+        key_limits.load(tx, limited)
