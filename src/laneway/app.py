@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import os
+from collections.abc import (
+    AsyncIterable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import Executor
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from laneway import (
@@ -24,71 +35,57 @@ from laneway.admin.history import Histories
 from laneway.admin.outbox import Outbox
 from laneway.admin.policies import Gates, Policies, TopicGroups
 from laneway.admin.subscriptions import Subscriptions
+from laneway.admin.top_topics import ListOrder
 from laneway.admin.topic import Topic
 from laneway.admin.topic_waits import IdleWait
 from laneway.admin.values import Values
-from laneway.admin.workers import Control
+from laneway.admin.views import Stats
+from laneway.admin.workers import Control, WorkerInfo
 from laneway.awaitable import async_variant
 from laneway.cluster import election as elections_
+from laneway.cluster.career import Career
 from laneway.cluster.election import Election, Elections
 from laneway.cluster.subscription_workers import SubscriptionWorkers
-from laneway.history.alarms import AlarmRule
+from laneway.delivery import Delivery
+from laneway.engines.base import (
+    Durability,
+    Explanation,
+    FullEngine,
+    IdState,
+)
+from laneway.errors import LanewayError
+from laneway.history.alarms import AlarmRule, OnAlarm
+from laneway.message import Message, Receipt
 from laneway.policy import Gate, OnFull, PolicyOptions, check_pattern, check_topic
 from laneway.printable import redacted
+from laneway.producing.buffer import Buffer
+from laneway.producing.publish_options import PublishOptions
+from laneway.producing.spool import Spool
+from laneway.producing.spool_file import SpoolStatus
 from laneway.push.endpoints import Endpoints
 from laneway.runtime.runtime import Runtime
 from laneway.schedules.schedules import Schedules
+from laneway.schedules.store import Options as ScheduleOptions
+from laneway.subscriptions import Kind, Start, Where
 from laneway.tasks import context, decorator, outcomes, queue
+from laneway.tasks.decorator import BoundTaskDecorator, TaskDecorator, TaskKeywords
 from laneway.tasks.flow import EndedHandler, OpenHandler
 from laneway.tasks.job import Job, job_of
+from laneway.tasks.queue import Queue
+from laneway.tiers import Tier
 from laneway.topic_groups import GROUP
+from laneway.units import Duration
 from laneway.working.embedded_worker import EmbeddedWorker
+from laneway.working.handler import Isolation
 from laneway.working.options import EmbeddedOptions, Options, Summary, WorkerOptions
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import (
-        AsyncIterable,
-        Callable,
-        Coroutine,
-        Generator,
-        Iterable,
-        Sequence,
-    )
-    from concurrent.futures import Executor
-    from contextvars import ContextVar
-
-    from laneway.admin.top_topics import ListOrder
     from laneway.admin.topic_reasons import TopicExplanation
-    from laneway.admin.views import Stats
-    from laneway.admin.workers import WorkerInfo
-    from laneway.cluster.career import Career
-    from laneway.delivery import Delivery
-    from laneway.engines.base import (
-        Durability,
-        Explanation,
-        FullEngine,
-        IdState,
-    )
-    from laneway.errors import LanewayError
     from laneway.gateway.extension import Extension
     from laneway.gateway.gateway import Gateway
-    from laneway.history.alarms import OnAlarm
     from laneway.leases import Leases
-    from laneway.message import Message, Receipt
-    from laneway.producing.buffer import Buffer
-    from laneway.producing.publish_options import PublishOptions
-    from laneway.producing.spool import Spool
-    from laneway.producing.spool_file import SpoolStatus
     from laneway.push.endpoint import Endpoint
-    from laneway.schedules.store import Options as ScheduleOptions
-    from laneway.subscriptions import Kind, Start, Where
-    from laneway.tasks.decorator import BoundTaskDecorator, TaskDecorator, TaskKeywords
-    from laneway.tasks.queue import Queue
     from laneway.tasks.task import AsyncTask, Task
-    from laneway.tiers import Tier
-    from laneway.units import Duration
-    from laneway.working.handler import Isolation
 
 F = TypeVar("F")
 L = TypeVar("L", bound="Callable[[], Any]")

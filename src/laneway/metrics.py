@@ -11,21 +11,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from laneway import store_figures, store_metrics
+from laneway.app import Laneway
 from laneway.errors import LanewayError, UsageError
+from laneway.message import Lease, Message, Receipt
 from laneway.printable import escaped, without_passwords
 from laneway.working import worker_hooks
 from laneway.working.handler import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
     from prometheus_client import CollectorRegistry
 
-    from laneway.app import Laneway
-    from laneway.message import Lease, Message, Receipt
 
 log = logging.getLogger("laneway.worker")
 

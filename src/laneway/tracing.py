@@ -8,21 +8,19 @@ child of it, even after retries and in another process.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.app import Laneway
 from laneway.errors import UsageError
+from laneway.message import Message, Receipt
 from laneway.working.handler import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from opentelemetry.trace import TracerProvider
-
-    from laneway.app import Laneway
-    from laneway.message import Message, Receipt
 
 
 def trace(app: Laneway, provider: TracerProvider | None = None) -> None:

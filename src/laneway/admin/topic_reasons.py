@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from laneway.admin import audit_log, subscriptions, top_topics, workers
+from laneway.engines.base import Explanation, FullEngine, MessageView, TopicStats
 from laneway.engines.shared.explaining import ITS_RATE
 from laneway.policy import Resolved, gate_names
 from laneway.producing import refused
 from laneway.schedules import store
 from laneway.subscriptions import is_copy
 from laneway.units import SECOND, counted, rate_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from laneway.engines.base import Explanation, FullEngine, MessageView, TopicStats
 
 HOLDERS = 20
 """How many topics with the largest numbers of busy handlers are searched for holders of a limit."""

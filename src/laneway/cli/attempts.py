@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,6 @@ from laneway.cli.session import (
 from laneway.presenting import duration, moment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from laneway.push.delivery_log import AttemptInfo
     from laneway.push.endpoint import Endpoint
     from laneway.push.replay import ReplayResult

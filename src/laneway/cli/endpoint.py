@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,8 +24,6 @@ from laneway.cli.session import (
 from laneway.presenting import duration, moment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from laneway.push.endpoint import Endpoint, EndpointInfo
 
 ED25519 = "ed25519"

@@ -16,6 +16,7 @@ from laneway.cli.session import (
     print_json,
     say,
 )
+from laneway.engines.base import Explanation
 from laneway.errors import LanewayError
 from laneway.policy import check_topic
 from laneway.presenting import duration
@@ -23,7 +24,6 @@ from laneway.push import table
 
 if TYPE_CHECKING:
     from laneway.admin.topic_reasons import TopicExplanation
-    from laneway.engines.base import Explanation
 
 EXAMPLES = """\b
 Examples:

@@ -12,18 +12,18 @@ import difflib
 import functools
 import importlib
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from laneway.engines.base import Check, FullEngine, OpenEngine, Settings
 from laneway.engines.own import OWN
 from laneway.errors import UsageError
 from laneway.printable import redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from importlib.metadata import EntryPoint
 
-    from laneway.engines.base import Check, FullEngine, OpenEngine, Settings
 
 GROUP = "laneway.engines"
 

@@ -18,12 +18,13 @@ import ssl
 import time
 from collections import deque
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from laneway.errors import UsageError
 from laneway.gateway.exchange import Exchange, refusal
 from laneway.gateway.http import EXCHANGE, IDLE_SECONDS, MAX_HEAD, Headers
+from laneway.gateway.proxies import Proxies
 
 HANDSHAKE_SECONDS = 10.0
 """How long a client may take for its handshake."""
@@ -119,10 +120,6 @@ except ImportError as error:  # pragma: no cover
         f"serve: {error.name} is not installed; pip install 'laneway[gateway]'"
     ) from error
 
-if TYPE_CHECKING:
-    import ssl
-
-    from laneway.gateway.proxies import Proxies
 
 log = logging.getLogger("laneway.gateway.connection")
 

@@ -7,15 +7,11 @@ They never use a session: no answer allows credentials, and `sessions.check` ref
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from laneway.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from laneway.gateway.http import Request
+from laneway.gateway.http import Request
 
 MAX_AGE = b"600"
 """For how many seconds a browser remembers the answer to a preflight request."""

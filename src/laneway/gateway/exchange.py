@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+from collections.abc import Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -15,7 +16,6 @@ from laneway.gateway.http import SECURITY_HEADERS, Headers, Scope
 from laneway.gateway.problems import KINDS, ProblemBody
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableMapping
 
     class Connection(Protocol):
         """What an exchange needs of its connection."""

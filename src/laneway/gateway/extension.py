@@ -46,21 +46,21 @@ from __future__ import annotations
 import gzip
 import hashlib
 import mimetypes
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.gateway.call import Call
 from laneway.gateway.http import HTML, IMMUTABLE, Request, Response
+from laneway.gateway.login.access import Scope
+from laneway.gateway.problems import ProblemBody
 from laneway.gateway.routing import Route
 from laneway.gateway.schema import NoQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
     from importlib.resources.abc import Traversable
 
-    from laneway.gateway.call import Call
-    from laneway.gateway.login.access import Scope
-    from laneway.gateway.problems import ProblemBody
 
 HASH_DIGITS = 12
 LEAST_COMPRESSED = 500

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
 from laneway.gateway.http import segments_of
+from laneway.gateway.login.access import Caller, Scope
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import NoQuery
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from laneway.gateway.login.access import Caller, Scope
 
 
 class Route:

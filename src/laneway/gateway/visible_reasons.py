@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from laneway.admin.topic_reasons import TopicExplanation
+from laneway.engines.base import Explanation, FullEngine
+from laneway.gateway.login.access import Caller
 from laneway.push.reasons import explain_message, explain_topic
-
-if TYPE_CHECKING:
-    from laneway.admin.topic_reasons import TopicExplanation
-    from laneway.engines.base import Explanation, FullEngine
-    from laneway.gateway.login.access import Caller
-    from laneway.runtime.runtime import Runtime
+from laneway.runtime.runtime import Runtime
 
 
 def of_topic(runtime: Runtime, caller: Caller, topic: str) -> TopicExplanation:

@@ -6,13 +6,15 @@ import base64
 import binascii
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from laneway import codec, units
+from laneway.engines.base import Check, MessageView, Overview, TopicStats
 from laneway.errors import BadMessage
 from laneway.gateway import receipts
+from laneway.gateway.operations import Operation
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     NULL,
@@ -29,10 +31,6 @@ from laneway.gateway.schema import (
 from laneway.headers import cost
 from laneway.message import RAW, Draft, Lease, Message
 from laneway.printable import without_passwords
-
-if TYPE_CHECKING:
-    from laneway.engines.base import Check, MessageView, Overview, TopicStats
-    from laneway.gateway.operations import Operation
 
 _read_json = msgspec.json.Decoder().decode
 encode = msgspec.json.Encoder().encode

@@ -15,20 +15,19 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from laneway import storable
+from laneway.engine_holder import EngineHolder
 from laneway.engines.base import FORWARD_AT_ONCE, FullEngine
 from laneway.errors import BadMessage, LanewayError
+from laneway.message import Draft, Receipt
+from laneway.policy import Resolved
 from laneway.producing.reports import UnsentReports, logger
+from laneway.producing.spool_file import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from laneway.engine_holder import EngineHolder
-    from laneway.message import Draft, Receipt
-    from laneway.policy import Resolved
-    from laneway.producing.spool_file import Row
 
     class Source(Protocol):
         """Where messages wait: a spool's file, or an outbox in a database. For one thread."""

@@ -28,16 +28,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Protocol, cast
 
 from laneway import storable
 from laneway.errors import BadMessage, EngineUnavailable, LanewayError
+from laneway.message import Draft, Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from concurrent.futures import Executor
-
-    from laneway.message import Draft, Receipt
 
     class Store(Protocol):
         """Takes messages: an engine, or a spool."""

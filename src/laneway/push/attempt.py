@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.engines.base import Admin
 from laneway.errors import DestinationUnavailable
+from laneway.message import Lease
 from laneway.push.answers import Answer, Verdict, without_query
 from laneway.push.delivery_log import MAX_MESSAGE, Entry, KeptMessage, Result
 from laneway.push.outcomes import Released
@@ -15,10 +18,6 @@ from laneway.push.signature import REPLAY_HEADER
 from laneway.push.table import Record, is_secret_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from laneway.engines.base import Admin
-    from laneway.message import Lease
     from laneway.push.targets import Target
 
 HIDDEN = "…"

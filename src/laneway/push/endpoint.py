@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
@@ -10,21 +11,19 @@ from laneway import units
 from laneway.admin import subscriptions as admin_subscriptions
 from laneway.arguments import choice, whole
 from laneway.awaitable import async_variant
+from laneway.engines.base import FullEngine
 from laneway.policy import check_pattern
 from laneway.push import delivery_log, replay as replays, secret_store, table
 from laneway.push.address_guard import of_process
+from laneway.push.delivery_log import AttemptPage
+from laneway.push.replay import ReplayResult
+from laneway.push.table import Record
 from laneway.runtime.noun import Noun
+from laneway.runtime.runtime import Runtime
 from laneway.subscriptions import is_copy, split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from laneway.engines.base import FullEngine
-    from laneway.push.delivery_log import AttemptPage
-    from laneway.push.replay import ReplayResult
-    from laneway.push.table import Record
     from laneway.push.trial import TrialResult
-    from laneway.runtime.runtime import Runtime
 
 
 class EndpointInfo(msgspec.Struct, kw_only=True):

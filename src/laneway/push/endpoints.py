@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from laneway.awaitable import async_variant
 from laneway.runtime.noun import Noun
 
 if TYPE_CHECKING:
-    import builtins
-    from collections.abc import Iterable, Mapping
-
     from laneway.push.delivery_log import AttemptPage
     from laneway.push.endpoint import Endpoint, EndpointInfo
 

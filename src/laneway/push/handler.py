@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from laneway import units
+from laneway.engines.base import FullEngine
 from laneway.errors import UsageError
+from laneway.message import Draft, Lease, Settlement
 from laneway.push import notifications, secret_store, table
 from laneway.push.outcomes import AttemptFailed, Released
 from laneway.push.settings import SenderSettings
+from laneway.runtime.runtime import Runtime
 from laneway.subscriptions import ANY, SEPARATOR, topic_of
 from laneway.working.handler import Handler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from laneway.engines.base import FullEngine
-    from laneway.message import Draft, Lease, Settlement
     from laneway.push.sender import Sender
-    from laneway.runtime.runtime import Runtime
     from laneway.working.executors.executor import Dispatch, Finished
 
 RETRY_DELAYS = ("5s", "5m", "30m", "2h", "5h", "10h", "14h", "20h", "24h")

@@ -15,13 +15,11 @@ import hashlib
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from laneway.errors import Refused, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 KEY_VARIABLE, FILE_VARIABLE = "LANEWAY_SECRETS_KEY", "LANEWAY_SECRETS_KEY_FILE"
 KEY_BYTES = 32

@@ -22,12 +22,15 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laneway import units
+from laneway.engines.base import FullEngine
 from laneway.errors import DestinationUnavailable, LanewayError, Reject
+from laneway.message import Lease
 from laneway.push import breaker, payloads, resolver, secret_store, stored_counts, table
 from laneway.push.address_guard import PROXY_VARIABLE, of_process
 from laneway.push.answers import Answer, Verdict, judge
@@ -38,18 +41,14 @@ from laneway.push.notifications import HOUR_US, TOPIC as NOTIFICATIONS, notify
 from laneway.push.outcomes import AttemptFailed, Released
 from laneway.push.resolver import Host, Resolver
 from laneway.push.stored_counts import CLASSES, COUNTS, Counts
+from laneway.push.table import Record
 from laneway.push.targets import Target, destination_of, fill, headers_for
 from laneway.push.transport import Request, Slot, Transport
+from laneway.working.worker_delivery import WorkerDelivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.engines.base import FullEngine
-    from laneway.message import Lease
     from laneway.push.settings import SenderSettings
-    from laneway.push.table import Record
     from laneway.working.executors.executor import Dispatch, Finished
-    from laneway.working.worker_delivery import WorkerDelivery
 
 log = logging.getLogger("laneway.push")
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway import units
+from laneway.engines.base import FullEngine
 from laneway.errors import Refused, UsageError
 from laneway.message import Lease
 from laneway.push import breaker, payloads, secret_store, table
 from laneway.push.address_guard import PROXY_VARIABLE, of_process
 from laneway.push.answers import Answer, judge
 from laneway.push.attempt import hidden, shown
+from laneway.push.table import Record
 
 if TYPE_CHECKING:
-    from laneway.engines.base import FullEngine
-    from laneway.push.table import Record
     from laneway.push.targets import Target
 
 TESTS, TEST_SECONDS = 6, 60

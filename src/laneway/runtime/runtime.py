@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 from laneway import codec
 from laneway.engine_holder import EngineHolder
+from laneway.engines.base import FullEngine, Settings
 from laneway.engines.shared import forking
 from laneway.errors import UsageError
+from laneway.message import Receipt
 from laneway.producing.buffer import Buffer, MessageBuffer
 from laneway.producing.outbox import JoinedProducer
 from laneway.producing.outbox_source import OutboxForwarding
@@ -21,16 +24,12 @@ from laneway.producing.queued_producer import QueuedProducer
 from laneway.producing.reports import UnsentReports
 from laneway.producing.spool import MessageSpool, Spool
 from laneway.runtime.result_waiter import ResultWaiter
+from laneway.units import Duration
+from laneway.working.election_threads import Candidacy
 from laneway.working.handler import Handlers
 from laneway.working.worker_registry import WorkerRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from laneway.engines.base import FullEngine, Settings
-    from laneway.message import Receipt
-    from laneway.units import Duration
-    from laneway.working.election_threads import Candidacy
     from laneway.working.host import Schedules
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from laneway import config
 from laneway.errors import UsageError
 from laneway.policy import FIELDS, PolicyOptions
+from laneway.runtime.runtime import Runtime
 from laneway.tasks.options import TaskOptions
+from laneway.tasks.serializers import Serializer
 from laneway.tasks.task import Task
+from laneway.units import Duration
 from laneway.working.handler import Isolation, check_importable, refuse_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from laneway.runtime.runtime import Runtime
-    from laneway.tasks.serializers import Serializer
     from laneway.tasks.task import AsyncTask
-    from laneway.units import Duration
 
 P = ParamSpec("P")
 R = TypeVar("R")

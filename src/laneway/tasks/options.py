@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from laneway.producing.publish_options import PublishOptions
+from laneway.tasks.serializers import Serializer
+from laneway.units import Duration
+from laneway.working.handler import Isolation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from laneway.tasks.serializers import Serializer
-    from laneway.units import Duration
-    from laneway.working.handler import Isolation
 
     class Linkable(Protocol):
         """A call that is not published yet, such as `task.s(1)`."""

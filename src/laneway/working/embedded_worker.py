@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections.abc import Iterator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from laneway.errors import UsageError
@@ -19,9 +21,6 @@ from laneway.working.user_imports import refuse_while_importing
 from laneway.working.worker import STOP_SECONDS, Worker, check_handlers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import TracebackType
-
     from laneway.working.host import Application
 
 log = logging.getLogger("laneway.worker")

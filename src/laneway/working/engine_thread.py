@@ -26,10 +26,13 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from laneway import units
+from laneway.engines.base import FullEngine, MessageView, TopicStats, WorkListener
 from laneway.engines.base.queue import SyncsLater
 from laneway.engines.base.wakeup import ReadableListener
 from laneway.engines.shared.refusals import STARTED_AND_LOST
@@ -38,23 +41,19 @@ from laneway.errors import EngineCorrupt, EngineUnavailable
 from laneway.message import Batch, Lease, Settlement
 from laneway.subscriptions import is_copy
 from laneway.working.arrival_thread import ArrivalThread
+from laneway.working.engine_priority import EnginePriority
+from laneway.working.handler import Handler
 from laneway.working.lease_filter import PROBE_SIZE, LeaseFilter
 from laneway.working.lease_renewal import LeaseRenewal
+from laneway.working.options import Options
 from laneway.working.overdue import OverdueHandlers
 from laneway.working.reserves import OTHERS, Reserves
 from laneway.working.settler import Reconnection, Settler, SettleThread
+from laneway.working.standby_renewal import StandbyRenewal
 from laneway.working.work_signal import WorkSignal
 from laneway.working.worker_delivery import WorkerDelivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
-    from laneway.engines.base import FullEngine, MessageView, TopicStats, WorkListener
-    from laneway.working.engine_priority import EnginePriority
-    from laneway.working.handler import Handler
-    from laneway.working.options import Options
-    from laneway.working.standby_renewal import StandbyRenewal
 
     class WorkerCallbacks(Protocol):
         """What the worker offers to its engine thread, which calls all of it."""

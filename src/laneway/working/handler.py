@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -14,17 +15,15 @@ from laneway import arguments, codec, headers, subscriptions, units
 from laneway.engines.base import TASK_HEADER, FullEngine
 from laneway.errors import BadPolicy, Reject, UnknownHandler, UsageError
 from laneway.history.alarms import Alarms
+from laneway.message import Draft, Lease, Message, Settlement
 from laneway.policy import check_pattern, handling_patterns
 from laneway.subscriptions import SEPARATOR
+from laneway.units import Duration
 from laneway.working.lifespan import Lifespans, asks_for_state
 from laneway.working.middleware import HandlingMiddlewares
+from laneway.working.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from laneway.message import Draft, Lease, Message, Settlement
-    from laneway.units import Duration
-    from laneway.working.options import Options
     from laneway.working.side_workers import SideWorkers
 
 log = logging.getLogger("laneway.worker")

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from laneway import storable, units
@@ -29,13 +30,11 @@ from laneway.engines.base import (
 from laneway.errors import LanewayError
 from laneway.working import commands
 from laneway.working.banner import installed_version
+from laneway.working.handler import Handlers
+from laneway.working.options import Options
+from laneway.working.worker_delivery import WorkerDelivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from laneway.working.handler import Handlers
-    from laneway.working.options import Options
-    from laneway.working.worker_delivery import WorkerDelivery
 
     class Observed(Protocol):
         """What the heartbeat reports of its worker; called in the heartbeat's thread."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from laneway import arguments
 from laneway.errors import UsageError
 from laneway.producing.connections import Connected
+from laneway.units import Duration
 
 if TYPE_CHECKING:
-    from laneway.units import Duration
 
     class Identified(Protocol):
         """A message, a delivery, or a task's request."""

@@ -14,12 +14,12 @@ from laneway.printable import redacted
 from laneway.working.banner import log_banner
 from laneway.working.election_threads import ElectionThreads
 from laneway.working.embedded_worker import refuse_running_loop
+from laneway.working.options import Options, Summary
 from laneway.working.user_imports import refuse_while_importing
 from laneway.working.worker import Worker, check_handlers
 
 if TYPE_CHECKING:
     from laneway.working.host import ProcessApplication
-    from laneway.working.options import Options, Summary
 
 
 def run_worker(app: ProcessApplication, options: Options) -> Summary:

@@ -21,6 +21,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ import msgspec
 from laneway.errors import EngineUnavailable, LanewayError, UsageError
 from laneway.printable import escaped, without_passwords
 from laneway.working import child_processes, log_format
+from laneway.working.child_processes import Process
 from laneway.working.election_threads import ElectionThreads
 from laneway.working.options import Options, Summary
 from laneway.working.source_files import as_at_start, source_states
@@ -36,10 +39,6 @@ from laneway.working.user_imports import own_files, own_lines
 from laneway.working.worker import Worker, check_handlers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
-
-    from laneway.working.child_processes import Process
     from laneway.working.host import ProcessApplication
 
 log = logging.getLogger("laneway.supervisor")

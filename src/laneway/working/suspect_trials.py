@@ -12,15 +12,15 @@ A suspect that has failed or lost a worker before also waits until all running h
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    import asyncio
+from laneway.working.engine_thread import EngineThread
+from laneway.working.handler import Handler
+from laneway.working.worker_delivery import WorkerDelivery
 
-    from laneway.working.engine_thread import EngineThread
-    from laneway.working.handler import Handler
-    from laneway.working.worker_delivery import WorkerDelivery
+if TYPE_CHECKING:
 
     class TrialWorker(Protocol):
         """What the trials need of their worker; all on the event loop."""

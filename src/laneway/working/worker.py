@@ -30,27 +30,33 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from laneway import codec, storable
 from laneway.engines.base import FullEngine, result_name
+from laneway.engines.base.wakeup import ReadableListener
 from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, UsageError
 from laneway.message import Lease, Settlement
 from laneway.working import worker_hooks
 from laneway.working.buffer import Buffer, HandlerQueue
+from laneway.working.child_processes import CannotStart
+from laneway.working.election_threads import ElectionThreads
 from laneway.working.engine_priority import EnginePriority
 from laneway.working.engine_thread import MAX_PREFETCH, EngineThread
 from laneway.working.event_loop import CANCEL_SECONDS, cancel_tasks, caught, run_to_end
 from laneway.working.executors.coroutines import AsyncExecutor
 from laneway.working.executors.processes import ProcessExecutor, fork_server_for
 from laneway.working.executors.threads import ThreadExecutor
+from laneway.working.handler import Handler, Handlers
 from laneway.working.heartbeat import Heartbeat
 from laneway.working.history_thread import HistoryThread
 from laneway.working.hook_thread import EngineWithHooks, HookThread
 from laneway.working.lifespan import STATES, States
 from laneway.working.notification_thread import NotificationThread
+from laneway.working.options import Options, Summary
 from laneway.working.outcome import (
     dead_letter_for_fault,
     release,
@@ -66,15 +72,8 @@ from laneway.working.unhandled_warnings import UnhandledWarnings
 from laneway.working.worker_delivery import WorkerDelivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
-
-    from laneway.engines.base.wakeup import ReadableListener
-    from laneway.working.child_processes import CannotStart
-    from laneway.working.election_threads import ElectionThreads
     from laneway.working.executors.executor import Executor, MakeExecutor, TopicExecutor
-    from laneway.working.handler import Handler, Handlers
     from laneway.working.health_server import HealthServer
-    from laneway.working.options import Options, Summary
     from laneway.working.side_workers import SideWorkers
 
 log = logging.getLogger("laneway.worker")

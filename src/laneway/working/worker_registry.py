@@ -8,13 +8,13 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from laneway.errors import UsageError
 from laneway.working.handler import fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     class Stoppable(Protocol):
         """What the registry needs of a worker."""

@@ -18,19 +18,18 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Literal
 
 from laneway.cli.development.program_process import Failed, Found, NewFiles
 from laneway.working.child_processes import SpawnedProcess, describe_exit
+from laneway.working.log_format import LogStyle
+from laneway.working.options import Options
 from laneway.working.source_files import states_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
-
     from laneway.cli.development.screen import Screen
-    from laneway.working.log_format import LogStyle
-    from laneway.working.options import Options
 
 GRACE_SECONDS = 5.0
 """How long running handlers may continue after the code has changed."""

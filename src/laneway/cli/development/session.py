@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import webbrowser
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,7 @@ import msgspec
 
 from laneway.cli.development.keyboard import Keyboard
 from laneway.cli.development.program import GRACE_SECONDS, Program
+from laneway.cli.development.program_process import Found
 from laneway.cli.development.screen import Screen
 from laneway.cli.session import USAGE, print_error
 from laneway.config import DEV_URL
@@ -28,10 +30,7 @@ from laneway.working.log_format import LogStyle
 from laneway.working.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from laneway.cli.development.gateway_thread import GatewayThread
-    from laneway.cli.development.program_process import Found
     from laneway.cli.development.sink import Sink
 
 LOOK_SECONDS = 0.5

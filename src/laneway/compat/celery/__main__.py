@@ -6,15 +6,12 @@ import importlib.util
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from argparse import Namespace
+from collections.abc import Sequence
 
 from laneway.compat.celery import Celery, worker_options
 from laneway.errors import LanewayError, UsageError
 from laneway.printable import escaped, without_passwords
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Sequence
 
 UNAVAILABLE = 69
 """The exit status if no worker answers, as of `celery status`."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from laneway.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 log = logging.getLogger("laneway.compat.celery")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from laneway.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from laneway.compat.celery.application import Celery
 
 

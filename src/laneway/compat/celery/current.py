@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
@@ -16,8 +17,6 @@ from laneway.tasks.canvas import Part
 from laneway.tasks.request import current_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from laneway.compat.celery.application import Celery
 
 

@@ -9,10 +9,8 @@ import contextlib
 import importlib
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
+from typing import Any
 
 VARIABLE = "DJANGO_SETTINGS_MODULE"
 

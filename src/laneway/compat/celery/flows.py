@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 from laneway.tasks import canvas
 from laneway.tasks.options import listed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 OUR_NAMES = {
     "countdown": "delay",

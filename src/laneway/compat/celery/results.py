@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from laneway.tasks.job import Job, JobState
 from laneway.working.error_details import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from laneway.compat.celery.application import Celery
 
 

@@ -9,13 +9,11 @@ later: after the engine has stored the outcome, in their own thread.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from laneway.errors import UsageError
 from laneway.working import worker_hooks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 log = logging.getLogger("laneway.celery.signals")
 

@@ -9,6 +9,7 @@ import socket
 import sys
 import types
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
@@ -24,25 +25,22 @@ from laneway.compat.celery.exceptions import Ignore, MaxRetriesExceededError, Re
 from laneway.compat.celery.flows import OUR_NAMES, Group, Signature
 from laneway.compat.celery.results import AsyncResult, EagerResult, GroupResult
 from laneway.errors import HandlerSignal, Reject as _Reject, Retry, UsageError
+from laneway.message import Lease
+from laneway.runtime.runtime import Runtime
 from laneway.tasks import outcomes
-from laneway.tasks.canvas import GroupJob, over
+from laneway.tasks.canvas import GroupJob, Signature as Call, over
+from laneway.tasks.invocation import Invocation
 from laneway.tasks.job import Job, report_progress
 from laneway.tasks.options import listed
 from laneway.tasks.request import Request, current_request
 from laneway.tasks.running import final, used_up
+from laneway.tasks.steps import Steps
 from laneway.tasks.task import Task as _Task
 from laneway.working.error_details import Details
 from laneway.working.time_limits import TimeLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from laneway.compat.celery.application import Celery
-    from laneway.message import Lease
-    from laneway.runtime.runtime import Runtime
-    from laneway.tasks.canvas import Signature as Call
-    from laneway.tasks.invocation import Invocation
-    from laneway.tasks.steps import Steps
 
 _COLLECTING: ContextVar[tuple[Task, list[Call[Any]]] | None] = ContextVar(
     "collecting", default=None

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from laneway import config
 from laneway.errors import UsageError
 from laneway.schedules.times import EVENTS
+from laneway.units import Duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from laneway.units import Duration
-
     _Cron = str | int | Iterable[str | int]
 
 

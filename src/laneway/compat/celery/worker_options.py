@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from laneway import headers as control
 from laneway.compat.celery import signals
 from laneway.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _VALUES = (
     "-A --app|-b --broker|--result-backend|--loader|--config|--workdir|-Q --queues|-P --pool"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+from collections.abc import Callable, Coroutine, Generator
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -24,14 +25,10 @@ from django.db import close_old_connections, reset_queries, transaction
 
 from laneway import Job, Laneway, LanewayError, Task
 from laneway.contrib.django import options
+from laneway.tasks.decorator import TaskKeywords
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
-
-    from laneway.tasks.decorator import TaskKeywords
 
 
 class DjangoTask(Task[P, R]):

@@ -8,15 +8,12 @@ settings hold for one transaction, statements have no names, and no notification
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import psycopg
 from psycopg import sql
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from psycopg.abc import RV, PQGen
+from psycopg.abc import RV, PQGen
 
 IDLE_MS = 1_500
 """After so long the server ends a transaction whose client has stopped, and frees the lock."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from laneway.errors import UsageError
 from laneway.printable import redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from laneway.engines.postgres.servers import ShardServer
 
 DURABILITIES = ("memory", "fsync", "replicated")

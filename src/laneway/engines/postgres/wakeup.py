@@ -43,12 +43,15 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import psycopg
 from psycopg import sql
 
+from laneway.engines.base import ArrivalListener, ResultListener
+from laneway.engines.postgres.connecting import ServerConnection
 from laneway.engines.postgres.pipeline import forget
 from laneway.engines.postgres.statements import LISTEN_CLASS
 from laneway.engines.shared import forking
@@ -58,12 +61,6 @@ from laneway.engines.sql.listeners import StoreArrivalListener, StoreResultListe
 from laneway.engines.sql.wakeup import LOOK_AGAIN, SENT_LEASE_SECONDS
 from laneway.message import Batch, Lease
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from laneway.engines.base import ArrivalListener, ResultListener
-    from laneway.engines.postgres.connecting import ServerConnection
 
 BEAT_SECONDS = 3.0
 """How often a listening process says that it still does."""

@@ -9,21 +9,20 @@ statements.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway.engines.base import CHANGED
 from laneway.engines.shared.size_classes import AGE_SHIFT, SMALLEST, size_class
 from laneway.engines.shared.states import ASLEEP, AT_GATE, IDLE, RUNNABLE
+from laneway.engines.sql.lane_cache import LaneCache
 from laneway.engines.sql.rows import LANE_COLUMNS, Lane, Shard
 from laneway.engines.sql.statements import CLASSES, COUNTS, PLACING
+from laneway.engines.sql.store import Session
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from laneway.engines.sql.lane_cache import LaneCache
-    from laneway.engines.sql.store import Session
 
     class Transaction(Session, Protocol):
         """What writing lanes needs of a transaction."""

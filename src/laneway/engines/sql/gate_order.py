@@ -29,18 +29,17 @@ one delivery, because it begins only for a wait within 3/5 of the gate's interva
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from laneway.engines.shared import fairness, gates
 from laneway.engines.shared.states import AT_GATE
+from laneway.engines.sql.group_queues import GroupQueues
+from laneway.engines.sql.rows import GateState, GroupQueue, Lane
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from laneway.engines.sql.group_queues import GroupQueues
-    from laneway.engines.sql.rows import GateState, GroupQueue, Lane
 
     class Transaction(Protocol):
         """What gates need of a transaction, which uses them."""

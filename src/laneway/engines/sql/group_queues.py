@@ -26,12 +26,14 @@ virtual time, so being idle earns nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from laneway.engines.shared.states import RUNNABLE
+from laneway.engines.sql.lane_cache import LaneCache
 from laneway.engines.sql.rows import (
     GROUP_COLUMNS,
     GateState,
@@ -40,14 +42,11 @@ from laneway.engines.sql.rows import (
     Lane,
     TierQueue,
 )
+from laneway.engines.sql.store import Session
+from laneway.policy import Gate
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from laneway.engines.sql.lane_cache import LaneCache
-    from laneway.engines.sql.store import Session
-    from laneway.policy import Gate
 
     class Transaction(Session, Protocol):
         """What groups need of a transaction, which has them."""

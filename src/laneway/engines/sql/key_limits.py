@@ -8,6 +8,7 @@ publishing does nothing for them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
@@ -15,15 +16,13 @@ import msgspec
 from laneway.engines.shared import fairness
 from laneway.engines.shared.key_limits import MOST_PARKED, KeyState, recovered_us
 from laneway.engines.shared.states import IDLE, PARKED, READY
+from laneway.engines.sql.lane_cache import LaneCache
 from laneway.engines.sql.rows import NO_RANK, Lane, Row, Shard, line_of
+from laneway.engines.sql.store import Session
+from laneway.engines.sql.touched_rows import MessageTable, ParkedTable, PlaceTable, Table
+from laneway.policy import Resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from laneway.engines.sql.lane_cache import LaneCache
-    from laneway.engines.sql.store import Session
-    from laneway.engines.sql.touched_rows import MessageTable, ParkedTable, PlaceTable, Table
-    from laneway.policy import Resolved
 
     class Heads(Protocol):
         """A lane's next messages that were read, see `reading_ahead.Heads`."""

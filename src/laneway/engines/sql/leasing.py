@@ -32,7 +32,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -44,6 +45,7 @@ from laneway.engines.shared.size_classes import AGE_SHIFT
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, RUNNABLE
 from laneway.engines.sql import gate_order, key_limits, messages
 from laneway.engines.sql.gate_lines import GateLine, GateLines
+from laneway.engines.sql.lane_cache import LaneCache
 from laneway.engines.sql.reading_ahead import FEW_HEADS, Heads, ReadingAhead, head_of, read_heads
 from laneway.engines.sql.rows import (
     LANE_COLUMNS,
@@ -56,17 +58,12 @@ from laneway.engines.sql.rows import (
     TierQueue,
     read_headers,
 )
+from laneway.engines.sql.store import Read
 from laneway.engines.sql.tallies import noise_of, prefetch_noise
 from laneway.engines.sql.transaction import Transaction, rebased
 from laneway.engines.sql.wanted import START, Only, Position
 from laneway.message import Lease
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from laneway.engines.sql.lane_cache import LaneCache
-    from laneway.engines.sql.store import Read
-    from laneway.policy import Resolved
+from laneway.policy import Resolved
 
 FIRST_PAGE = 16
 """Fewest lanes that are read at once."""

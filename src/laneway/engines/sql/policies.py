@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ from laneway.engines.shared.policy_changes import (
 )
 from laneway.engines.sql import housekeeping, views
 from laneway.engines.sql.rows import Lane, to_sorted_json
+from laneway.engines.sql.transaction import Transaction
 from laneway.policy import (
     Gate,
     Layer,
@@ -35,10 +37,7 @@ from laneway.subscriptions import base_of
 from laneway.topic_groups import GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from laneway.engines.sharded.namespace import PolicyChange
-    from laneway.engines.sql.transaction import Transaction
 
 
 def change(

@@ -16,20 +16,17 @@ removes what it takes and parks from what was read of its lane.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from laneway.engines.shared.key_limits import MOST_PARKED
 from laneway.engines.sql import key_limits
 from laneway.engines.sql.key_limits import Next
 from laneway.engines.sql.rows import Lane, Row, line_of
 from laneway.engines.sql.store import Read
+from laneway.engines.sql.transaction import Transaction
 from laneway.engines.sql.wanted import ALL_RANKS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from laneway.engines.sql.transaction import Transaction
-    from laneway.policy import Resolved
+from laneway.policy import Resolved
 
 PAGE = 250
 """Messages that are read at once behind those that keys have held back."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from laneway.engines.shared.recent import KINDS, MOST, least_score, raised
+from laneway.engines.sql.store import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from laneway.engines.sql.store import Session
 
     class Transaction(Session, Protocol):
         """What counting needs of a transaction."""

@@ -9,6 +9,7 @@ column of the shard's row, which every transaction writes in any case.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -25,14 +26,12 @@ from laneway.engines.base.history import (
 from laneway.engines.shared.recent import STEP, steps
 from laneway.engines.shared.tallies import WAIT_CLASSES
 from laneway.engines.sql.recent_counts import RecentCounts
+from laneway.engines.sql.rows import Lane, Shard, TierQueue
+from laneway.engines.sql.store import Session
+from laneway.policy import Resolved
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from laneway.engines.sql.rows import Lane, Shard, TierQueue
-    from laneway.engines.sql.store import Session
-    from laneway.policy import Resolved
 
     class Transaction(Session, Protocol):
         """What counting needs of a transaction, which has a book of tallies."""

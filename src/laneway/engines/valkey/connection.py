@@ -14,10 +14,12 @@ import os
 import random
 import select
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import hiredis
 from redis import exceptions as refusals
+from redis.connection import AbstractConnection, ConnectionPool
 
 from laneway.engines.sharded.splitting import partial_call
 from laneway.engines.valkey import server_check
@@ -26,15 +28,9 @@ from laneway.engines.valkey.errors import explain, is_hopeless, is_too_large
 from laneway.engines.valkey.nodes import connect
 from laneway.engines.valkey.pubsub import Subscription, Subscriptions
 from laneway.engines.valkey.scripts import NAMES, SOURCE
+from laneway.engines.valkey.server_check import Confirm
 from laneway.engines.valkey.wire import max_length, packed, read_answer, read_info, read_or_raise
 from laneway.errors import EngineUnavailable, LanewayError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from redis.connection import AbstractConnection, ConnectionPool
-
-    from laneway.engines.valkey.server_check import Confirm
 
 PATIENCE, PATIENCE_AT_START = 10.0, 0.5
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from laneway.engines.base import Check, DoctorStep
@@ -15,8 +16,6 @@ from laneway.engines.valkey import record_formats, server_check
 from laneway.engines.valkey.connection import Connections
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from laneway.engines.valkey.namespace import Namespace
 
 PAGE = 50

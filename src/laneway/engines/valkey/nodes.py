@@ -5,23 +5,19 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import hiredis
 import redis
 from redis import exceptions as refusals
 from redis.cluster import ClusterNode, RedisCluster
+from redis.connection import ConnectionPool
 from redis.sentinel import Sentinel
 
 from laneway.engines.valkey import server_check
+from laneway.engines.valkey.address import Address
 from laneway.errors import LanewayError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from redis.connection import ConnectionPool
-
-    from laneway.engines.valkey.address import Address
 
 
 class Nodes(Protocol):

@@ -4,13 +4,11 @@ How commands and answers go over a connection. A leaf: nothing of this engine is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hiredis
 from redis import exceptions as refusals
-
-if TYPE_CHECKING:
-    from redis.connection import AbstractConnection
+from redis.connection import AbstractConnection
 
 
 def packed(*words: Any) -> bytes:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
+from laneway.gateway.call import Call
 from laneway.gateway.dashboard import rendering
 from laneway.gateway.dashboard.view import Urls
 from laneway.gateway.extension import Extension, html, page, redirect
+from laneway.gateway.http import Request, Response
 from laneway.gateway.login import local_login, origins, sessions
 from laneway.gateway.login.access import check_local
 from laneway.gateway.login.browser_session import SESSION_SECONDS
+from laneway.gateway.login.local_login import LocalLogin
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.sessions import is_logged_in, local_path
-
-if TYPE_CHECKING:
-    from laneway.gateway.call import Call
-    from laneway.gateway.http import Request, Response
-    from laneway.gateway.login.local_login import LocalLogin
 
 FORBIDDEN = 403
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,15 +12,13 @@ from laneway.admin.fingerprints import line_of
 from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.errors import UsageError
 from laneway.gateway.dashboard import words
+from laneway.gateway.dashboard.notices import Notice
+from laneway.gateway.dashboard.page import Page
+from laneway.gateway.dashboard.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import jinja2
 
-    from laneway.gateway.dashboard.notices import Notice
-    from laneway.gateway.dashboard.page import Page
-    from laneway.gateway.dashboard.view import View
 
 FILTERS = (
     words.number,

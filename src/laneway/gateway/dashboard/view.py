@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
 
+from laneway.engines.base import FullEngine, TopicStats
 from laneway.errors import UsageError
+from laneway.gateway.dashboard.collector import Point
+from laneway.gateway.dashboard.reader import Reader
 from laneway.gateway.extension import StaticFiles
+from laneway.gateway.login.access import Caller
 from laneway.printable import redacted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.engines.base import FullEngine, TopicStats
-    from laneway.gateway.dashboard.collector import Point
-    from laneway.gateway.dashboard.reader import Reader
-    from laneway.gateway.login.access import Caller
-    from laneway.runtime.runtime import Runtime
-
+from laneway.runtime.runtime import Runtime
 
 ASSETS = StaticFiles("/static", files("laneway.gateway.dashboard") / "static")
 """Styles and scripts, under paths that change with their content."""

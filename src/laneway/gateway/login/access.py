@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from laneway.engines.shared.listing import common_prefix
+from laneway.gateway.http import Request
 from laneway.gateway.login import origins
 from laneway.gateway.problems import Problem
 from laneway.policy import is_pattern, matches
 from laneway.subscriptions import base_of
 
 if TYPE_CHECKING:
-    from laneway.gateway.http import Request
     from laneway.gateway.login.browser_session import Session
 
 Scope = Literal["publish", "consume", "read", "bodies", "operate", "endpoints", "admin"]

@@ -15,10 +15,9 @@ import secrets
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from laneway.gateway.http import Request
+from laneway.gateway.http import Request
 
 CODE_SECONDS = 600.0
 """How long a code is valid."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from laneway.gateway.http import Request
+from laneway.gateway.http import Request
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The values of `Host` that name the client's own machine, with any port."""

@@ -24,25 +24,21 @@ import secrets
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 import msgspec
 
+from laneway.engines.base import Records
+from laneway.gateway.http import Request
 from laneway.gateway.login import local_login, origins
 from laneway.gateway.login.access import EVERYTHING, Caller
 from laneway.gateway.login.browser_session import SESSION_SECONDS, Session
+from laneway.gateway.login.local_login import LocalLogin
 from laneway.gateway.login.shared_key import shared_key
 from laneway.gateway.login.tokens import TokenCheck, unauthenticated
 from laneway.gateway.problems import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from laneway.engines.base import Records
-    from laneway.gateway.http import Request
-    from laneway.gateway.login.local_login import LocalLogin
-    from laneway.gateway.routing import Route
-    from laneway.runtime.runtime import Runtime
+from laneway.gateway.routing import Route
+from laneway.runtime.runtime import Runtime
 
 KEY = "session key"
 """The name of the key that signs cookies, as `shared_key` keeps it."""

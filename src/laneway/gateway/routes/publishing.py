@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
 from laneway import codec
 from laneway.errors import BadMessage, LanewayError
 from laneway.gateway import problems
+from laneway.gateway.call import Call
 from laneway.gateway.http import JSON_TYPES, NDJSON, Request, Response, Stream, decoded
+from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     MAX_BATCH,
@@ -21,14 +23,8 @@ from laneway.gateway.schema import (
     TopicMessageBody,
 )
 from laneway.gateway.wire import draft_of, encode, message_of, set_sticky_id
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from laneway.gateway.call import Call
-    from laneway.gateway.login.access import Caller
-    from laneway.message import Draft, Receipt
-    from laneway.producing.producer import Producer
+from laneway.message import Draft, Receipt
+from laneway.producing.producer import Producer
 
 FORM = "application/x-www-form-urlencoded"
 LINES = "application/x-ndjson"

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from laneway.gateway import problems
+from laneway.gateway.call import Call
 from laneway.gateway.extension import html, redirect
 from laneway.gateway.http import FORM, Response
 from laneway.gateway.login import origins, sessions
+from laneway.gateway.login.access import Caller
 from laneway.gateway.login.browser_session import SESSION_SECONDS, Session
 from laneway.gateway.pages import login_page
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import LoginAnswer, LoginBody, LoginQuery
 from laneway.gateway.wire import encode, moment
 from laneway.units import SECOND
-
-if TYPE_CHECKING:
-    from laneway.gateway.call import Call
-    from laneway.gateway.login.access import Caller
 
 MAX_LOGIN = 8 << 10
 """Most bytes of a login."""

@@ -12,24 +12,23 @@ import asyncio
 import functools
 import logging
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway.admin import audit_log
+from laneway.engines.base import Records
 from laneway.errors import LanewayError
 from laneway.gateway import operations
+from laneway.gateway.http import Request
+from laneway.gateway.login.access import Caller
 from laneway.gateway.schema import ChangeEvent, EndpointEvent
+from laneway.gateway.waiting.wait_limits import Waits
 from laneway.gateway.wire import encode, moment, operation_answer, overview_answer
 from laneway.push import events as endpoint_events
+from laneway.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterator
-    from contextlib import AbstractContextManager
-
-    from laneway.engines.base import Records
-    from laneway.gateway.http import Request
-    from laneway.gateway.login.access import Caller
-    from laneway.gateway.waiting.wait_limits import Waits
-    from laneway.runtime.runtime import Runtime
 
     class Services(Protocol):
         """What the feed needs of the gateway's services."""

@@ -16,18 +16,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
+from collections.abc import Callable, Generator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from laneway.working.handler import CURRENT
+from laneway.working.middleware import HandlingMiddlewares
 from laneway.working.time_limits import Interrupter, interruptible
+from laneway.working.worker_delivery import WorkerDelivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from laneway.working.executors.executor import Dispatch, Finished
-    from laneway.working.middleware import HandlingMiddlewares
-    from laneway.working.worker_delivery import WorkerDelivery
 
 SLICE_SECONDS = 0.005
 """How long a slot runs handlers that never wait before other tasks of the event loop may run."""

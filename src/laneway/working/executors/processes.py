@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from laneway.working import child_processes
 from laneway.working.child_processes import CannotStart, ForkServer, Process, describe_exit
+from laneway.working.engine_priority import EnginePriority
 from laneway.working.error_details import ChildDied
 from laneway.working.executors.threads import ThreadExecutor
+from laneway.working.handler import Handler
 from laneway.working.log_format import LogStyle
+from laneway.working.middleware import HandlingMiddlewares
+from laneway.working.worker_delivery import WorkerDelivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from laneway.working.engine_priority import EnginePriority
     from laneway.working.executors.executor import Dispatch, Finished
-    from laneway.working.handler import Handler
-    from laneway.working.middleware import HandlingMiddlewares
-    from laneway.working.worker_delivery import WorkerDelivery
 
 START_SECONDS = 60.0
 """How long a child may take to import the handler's module; a slower one counts as failed."""

@@ -17,15 +17,15 @@ from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from laneway.working.engine_priority import EnginePriority
 from laneway.working.handler import CURRENT
 from laneway.working.lifespan import STATES
+from laneway.working.middleware import HandlingMiddlewares
 from laneway.working.time_limits import raise_in_thread
+from laneway.working.worker_delivery import Runner, WorkerDelivery
 
 if TYPE_CHECKING:
-    from laneway.working.engine_priority import EnginePriority
     from laneway.working.executors.executor import Dispatch, Finished
-    from laneway.working.middleware import HandlingMiddlewares
-    from laneway.working.worker_delivery import Runner, WorkerDelivery
 
 
 log = logging.getLogger("laneway.worker")

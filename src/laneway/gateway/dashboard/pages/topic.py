@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from laneway import presenting
 from laneway.admin import subscriptions
+from laneway.admin.topic_reasons import TopicExplanation
 from laneway.engines.base import HELD_STATES, HeldState, MessageView, TopicStats
 from laneway.gateway import visible_reasons
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages import endpoint
 from laneway.gateway.dashboard.queries import TopicQuery
+from laneway.gateway.dashboard.view import View
 from laneway.gateway.problems import Problem
 from laneway.history import figures
 from laneway.policy import DISABLED, FIELDS, check_topic
 from laneway.push import table
 from laneway.subscriptions import is_copy
-
-if TYPE_CHECKING:
-    from laneway.admin.topic_reasons import TopicExplanation
-    from laneway.gateway.dashboard.view import View
 
 PEEKED = 20
 DEAD = 20

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from argparse import ArgumentParser
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
 from laneway import LanewayError
 from laneway.contrib.django.application import application
 from laneway.working.log_format import LogStyle
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser
 
 LEVELS = ("debug", "info", "warning", "error")
 
