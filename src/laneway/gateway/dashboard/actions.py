@@ -23,6 +23,8 @@ from laneway.policy import FIELDS
 MOST_TOPICS = 200
 """Most topics that one action changes."""
 
+_FIELD = re.compile(r"{(\w+)}")
+
 
 class ApiCall(msgspec.Struct, frozen=True):
     """A request of the API. `body`: as JSON, or None without one."""
@@ -77,6 +79,20 @@ def _named(form: Form) -> str:
     return topics[0] if len(topics) == 1 else f"{len(topics)} topics"
 
 
+def _request(method: str, path: str, body: Any = None) -> Callable[[Form], list[ApiCall]]:
+    """One request; its path has fields of the form: `/v1/gates/{name}/reset`."""
+    return lambda form: [ApiCall(method, _filled(path, form), body)]
+
+
+def _filled(path: str, form: Form) -> str:
+    return _FIELD.sub(lambda field: _segment(form.first(field[1])), path)
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """The fields of a request's body that have a value."""
+    return {name: value for name, value in fields.items() if value not in (None, "", [])}
+
+
 def _each(step: str) -> Callable[[Form], list[ApiCall]]:
     return lambda form: [
         ApiCall("POST", f"/v1/topics/{_segment(topic)}/{step}") for topic in _topics(form)
@@ -126,14 +142,12 @@ def _put_policy(form: Form) -> list[ApiCall]:
         fields = json.loads(form.text("fields") or "{}")
     except ValueError as error:
         raise Problem("bad-request", f"fields: {error}") from None
-    return [ApiCall("PUT", f"/v1/policies/{_segment(form.exact('pattern'))}", fields)]
+    return [ApiCall("PUT", _filled("/v1/policies/{pattern}", form), fields)]
 
 
 def _purge(form: Form) -> list[ApiCall]:
-    (topic,) = _topics(form)[:1]
-    return [
-        ApiCall("POST", f"/v1/topics/{_segment(topic)}/purge", {"confirm": form.text("confirm")})
-    ]
+    confirmed = {"confirm": form.text("confirm")}
+    return [ApiCall("POST", _filled("/v1/topics/{topic}/purge", form), confirmed)]
 
 
 def _publish(form: Form) -> list[ApiCall]:
@@ -142,73 +156,46 @@ def _publish(form: Form) -> list[ApiCall]:
         content = json.loads(text) if text else None
     except ValueError as error:
         raise Problem("bad-request", f'body: expected JSON ({error}); quote a text: "…"') from None
-    body: dict[str, Any] = {"body": content}
-    body |= {name: form.text(name) for name in ("key", "delay") if form.text(name)}
-    if (priority := form.number("priority")) is not None:
-        body["priority"] = priority
-    (topic,) = _topics(form)[:1]
-    return [ApiCall("POST", f"/v1/topics/{_segment(topic)}/messages", body)]
+    options = _given(
+        key=form.text("key"), delay=form.text("delay"), priority=form.number("priority")
+    )
+    path = _filled("/v1/topics/{topic}/messages", form)
+    return [ApiCall("POST", path, {"body": content, **options})]
 
 
 def _letters(step: str) -> Callable[[Form], list[ApiCall]]:
     """For all topics, or each one that is given: a fingerprint and ids belong to a topic."""
 
     def calls(form: Form) -> list[ApiCall]:
-        body: dict[str, Any] = {}
-        if ids := form.all("id"):
-            body["ids"] = ids
-        if (limit := form.number("limit")) is not None:
-            body["limit"] = limit
-        if fingerprint := form.text("fingerprint"):
-            body["fingerprint"] = fingerprint
-        if step == "redrive" and (rate := form.text("rate")):
-            body["rate"] = _typed("rate", rate)
-        if form.text("dry"):
-            body["dry_run"] = True
-        if form.text("background"):
-            body["background"] = True
+        body = _given(
+            ids=form.all("id"),
+            limit=form.number("limit"),
+            fingerprint=form.text("fingerprint"),
+            rate=_typed("rate", form.text("rate")) if step == "redrive" else None,
+            dry_run=bool(form.text("dry")) or None,
+            background=bool(form.text("background")) or None,
+        )
         topics: list[str | None] = [*_topics(form)] if form.all("topic") else [None]
-        return [
-            ApiCall("POST", f"/v1/dead/{step}", body | ({} if topic is None else {"topic": topic}))
-            for topic in topics
-        ]
-
-    return calls
-
-
-def _message(step: str) -> Callable[[Form], list[ApiCall]]:
-    def calls(form: Form) -> list[ApiCall]:
-        (topic,), (message_id,) = _topics(form)[:1], form.all("id")[:1] or [""]
-        path = f"/v1/topics/{_segment(topic)}/messages/{_segment(message_id)}/{step}"
-        return [ApiCall("POST", path)]
-
-    return calls
-
-
-def _endpoint(step: str) -> Callable[[Form], list[ApiCall]]:
-    def calls(form: Form) -> list[ApiCall]:
-        (topic,) = _topics(form)[:1]
-        body = {"reason": "by hand"} if step == "disable" else None
-        return [ApiCall("POST", f"/v1/endpoints/{_segment(topic)}/{step}", body)]
+        return [ApiCall("POST", f"/v1/dead/{step}", body | _given(topic=topic)) for topic in topics]
 
     return calls
 
 
 def _replay(form: Form) -> list[ApiCall]:
-    (topic,), (message_id,) = _topics(form)[:1], form.all("id")[:1] or [""]
-    return [ApiCall("POST", f"/v1/endpoints/{_segment(topic)}/replay", {"id": message_id})]
+    return [
+        ApiCall("POST", _filled("/v1/endpoints/{topic}/replay", form), {"id": form.first("id")})
+    ]
 
 
 def _replay_many(form: Form) -> list[ApiCall]:
-    body: dict[str, Any] = {
-        name: form.text(name) for name in ("since", "result", "rate") if form.text(name)
-    }
-    if (limit := form.number("limit")) is not None:
-        body["limit"] = limit
-    if form.text("dry"):
-        body["dry_run"] = True
-    (topic,) = _topics(form)[:1]
-    return [ApiCall("POST", f"/v1/endpoints/{_segment(topic)}/replay", body)]
+    body = _given(
+        since=form.text("since"),
+        result=form.text("result"),
+        rate=form.text("rate"),
+        limit=form.number("limit"),
+        dry_run=bool(form.text("dry")) or None,
+    )
+    return [ApiCall("POST", _filled("/v1/endpoints/{topic}/replay", form), body)]
 
 
 def _replayed(form: Form) -> str:
@@ -227,39 +214,20 @@ def _back_off(form: Form) -> list[ApiCall]:
 
 
 def _set_tier(form: Form) -> list[ApiCall]:
-    body = {"share": _typed("share", form.text("share"))}
-    if form.text("reserve"):
-        body["reserve"] = _typed("reserve", form.text("reserve"))
-    return [ApiCall("PUT", f"/v1/tiers/{_segment(form.exact('name'))}", body)]
+    reserve = _given(reserve=_typed("reserve", form.text("reserve")))
+    body = {"share": _typed("share", form.text("share")), **reserve}
+    return [ApiCall("PUT", _filled("/v1/tiers/{name}", form), body)]
 
 
 def _set_gate(form: Form) -> list[ApiCall]:
-    body: dict[str, Any] = {}
-    if rate := form.text("rate"):
-        body["rate"] = _typed("rate", rate)
-    if (concurrency := form.number("concurrency")) is not None:
-        body["concurrency"] = concurrency
-    return [ApiCall("PUT", f"/v1/gates/{_segment(form.exact('name'))}", body)]
-
-
-def _reset_gate(form: Form) -> list[ApiCall]:
-    return [ApiCall("POST", f"/v1/gates/{_segment(form.exact('name'))}/reset")]
-
-
-def _schedule(step: str) -> Callable[[Form], list[ApiCall]]:
-    return lambda form: [ApiCall("POST", f"/v1/schedules/{_segment(form.exact('name'))}/{step}")]
-
-
-def _stop_operation(form: Form) -> list[ApiCall]:
-    (operation_id,) = form.all("id")[:1] or [""]
-    return [ApiCall("DELETE", f"/v1/operations/{_segment(operation_id)}")]
+    body = _given(rate=_typed("rate", form.text("rate")), concurrency=form.number("concurrency"))
+    return [ApiCall("PUT", _filled("/v1/gates/{name}", form), body)]
 
 
 def _cancel_job(form: Form) -> list[ApiCall]:
-    (job_id,) = form.all("id")[:1] or [""]
     topic = form.exact("pattern")
     query = f"?topic={quote(topic, safe='')}" if topic else ""
-    return [ApiCall("DELETE", f"/v1/jobs/{_segment(job_id)}{query}")]
+    return [ApiCall("DELETE", _filled("/v1/jobs/{id}", form) + query)]
 
 
 def _undo_change(form: Form) -> list[ApiCall]:
@@ -267,27 +235,18 @@ def _undo_change(form: Form) -> list[ApiCall]:
 
 
 def _create_token(form: Form) -> list[ApiCall]:
-    body: dict[str, Any] = {"name": form.text("name"), "scopes": form.all("scope")}
-    if patterns := re.split(r"[,\s]+", form.text("patterns")):
-        body |= {"topics": found} if (found := [each for each in patterns if each]) else {}
-    if expires := form.text("expires"):
-        body["expires"] = _typed("expires", expires)
+    patterns = re.split(r"[,\s]+", form.text("patterns"))
+    options = _given(
+        topics=[each for each in patterns if each], expires=_typed("expires", form.text("expires"))
+    )
+    body = {"name": form.text("name"), "scopes": form.all("scope"), **options}
     return [ApiCall("POST", "/v1/tokens", body)]
 
 
-def _revoke_token(form: Form) -> list[ApiCall]:
-    return [ApiCall("DELETE", f"/v1/tokens/{_segment(form.exact('name'))}")]
-
-
-def _worker(step: str) -> Callable[[Form], list[ApiCall]]:
-    return lambda form: [
-        ApiCall("POST", f"/v1/workers/{_segment(form.exact('worker'))}/{step}?timeout=5")
-    ]
-
-
 def _message_action(label: str, step: str, asks: str = "", undo: str = "") -> Action:
+    calls = _request("POST", f"/v1/topics/{{topic}}/messages/{{id}}/{step}")
     return Action(
-        label, "operate", _message(step), lambda form: f"{form.all('id')[0]}: {{done}}.", asks, undo
+        label, "operate", calls, lambda form: f"{form.all('id')[0]}: {{done}}.", asks, undo
     )
 
 
@@ -332,14 +291,14 @@ ACTIONS: dict[str, Action] = {
     "drain_worker": Action(
         "Drain",
         "operate",
-        _worker("drain"),
+        _request("POST", "/v1/workers/{worker}/drain?timeout=5"),
         lambda form: f"{form.exact('worker')}: {{answer}}",
         asks="The worker takes no more messages, and ends when its running handlers have ended.",
     ),
     "dump_stacks": Action(
         "Stacks",
         "operate",
-        _worker("stack-dump"),
+        _request("POST", "/v1/workers/{worker}/stack-dump?timeout=5"),
         lambda form: f"{form.exact('worker')}:\n{{answer}}",
     ),
     "set_tier": Action(
@@ -349,36 +308,42 @@ ACTIONS: dict[str, Action] = {
         "Change", "operate", _set_gate, lambda form: f"Gate {form.exact('name')}: changed."
     ),
     "reset_gate": Action(
-        "Reset", "operate", _reset_gate, lambda form: f"Gate {form.exact('name')}: reset."
+        "Reset",
+        "operate",
+        _request("POST", "/v1/gates/{name}/reset"),
+        lambda form: f"Gate {form.exact('name')}: reset.",
     ),
     "pause_schedule": Action(
         "Pause",
         "operate",
-        _schedule("pause"),
+        _request("POST", "/v1/schedules/{name}/pause"),
         lambda form: f"{form.exact('name')}: paused.",
         undo="resume_schedule",
     ),
     "resume_schedule": Action(
         "Resume",
         "operate",
-        _schedule("resume"),
+        _request("POST", "/v1/schedules/{name}/resume"),
         lambda form: f"{form.exact('name')}: resumed.",
         undo="pause_schedule",
     ),
     "run_schedule": Action(
         "Run now",
         "operate",
-        _schedule("run"),
+        _request("POST", "/v1/schedules/{name}/run"),
         lambda form: f"{form.exact('name')}: message {{id}}, {{outcome}}.",
     ),
     "run_doctor": Action(
         "Run the doctor",
         "admin",
-        lambda _: [ApiCall("POST", "/v1/doctor")],
+        _request("POST", "/v1/doctor"),
         lambda _: "The doctor has begun.",
     ),
     "stop_operation": Action(
-        "Stop", "operate", _stop_operation, lambda form: f"{form.all('id')[0]}: it stops."
+        "Stop",
+        "operate",
+        _request("DELETE", "/v1/operations/{id}"),
+        lambda form: f"{form.all('id')[0]}: it stops.",
     ),
     "cancel_job": Action(
         "Cancel",
@@ -416,21 +381,27 @@ ACTIONS: dict[str, Action] = {
     "enable_endpoint": Action(
         "Enable",
         "endpoints",
-        _endpoint("enable"),
+        _request("POST", "/v1/endpoints/{topic}/enable"),
         lambda form: f"{_named(form)}: enabled; one message is sent as a probe first.",
     ),
     "disable_endpoint": Action(
         "Disable",
         "endpoints",
-        _endpoint("disable"),
+        _request("POST", "/v1/endpoints/{topic}/disable", {"reason": "by hand"}),
         lambda form: f"{_named(form)}: disabled; its messages wait.",
         undo="enable_endpoint",
     ),
     "test_endpoint": Action(
-        "Test", "endpoints", _endpoint("test"), lambda form: f"Test of {_named(form)}: {{tested}}"
+        "Test",
+        "endpoints",
+        _request("POST", "/v1/endpoints/{topic}/test"),
+        lambda form: f"Test of {_named(form)}: {{tested}}",
     ),
     "rotate_secret": Action(
-        "Rotate", "endpoints", _endpoint("rotate"), lambda form: f"{_named(form)}: rotated."
+        "Rotate",
+        "endpoints",
+        _request("POST", "/v1/endpoints/{topic}/rotate"),
+        lambda form: f"{_named(form)}: rotated.",
     ),
     "replay": Action(
         "Replay",
@@ -442,7 +413,7 @@ ACTIONS: dict[str, Action] = {
     "revoke_token": Action(
         "Revoke",
         "admin",
-        _revoke_token,
+        _request("DELETE", "/v1/tokens/{name}"),
         lambda form: f"Token {form.exact('name')}: revoked.",
         asks="Programs and people that use the token are refused from now on.",
     ),

@@ -71,6 +71,10 @@ class Form:
         found: str = getattr(self._fields, f"field_{name}")
         return found
 
+    def first(self, name: str) -> str:
+        """A field as it is, or the first value of one of `LISTS`; "" without one."""
+        return next(iter(self.all(name)), "") if name in LISTS else self.exact(name)
+
     def all(self, name: str) -> list[str]:
         """All values of a field of `LISTS`."""
         found: list[str] = getattr(self._fields, f"field_{name}")
