@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from laneway import units
 from laneway.engines.base import Durability, Settings
 from laneway.errors import BadPolicy, UsageError
 from laneway.policy import OnFull
-from laneway.printable import redacted
+from laneway.printable import meant_or_known, redacted
 from laneway.tiers import Tier, check_tiers, unknown_default
 
 DEFAULT_URL = "sqlite:///laneway.db"
@@ -199,16 +198,10 @@ def refuse_unknown(call: str, unknown: Iterable[str], known: Iterable[str]) -> N
     """Raise UsageError if there are unknown options, with the option that was probably meant."""
     for name in unknown:
         known = sorted(known)
-        hint = meant(name, known) or f"; available: {', '.join(known)}"
+        hint = meant_or_known(name, known)
         raise UsageError(f'{call}: unknown option "{name}"{hint}')
 
 
 def options_of(call: Callable[..., Any]) -> Iterable[str]:
     """The arguments of a call that go by name and have a default."""
     return call.__kwdefaults__ or ()
-
-
-def meant(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence with the name that was probably meant; empty if none is similar."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f'; did you mean "{near[0]}"?' if near else ""

@@ -9,7 +9,6 @@ field, with times in microseconds.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import (
@@ -26,6 +25,7 @@ import msgspec
 from laneway import subscriptions, units
 from laneway.errors import BadMessage, BadPolicy
 from laneway.headers import MAX_COST
+from laneway.printable import meant_or_known
 from laneway.subscriptions import SEPARATOR, Kind, Subscription, is_unicode
 from laneway.tiers import (
     USUAL,
@@ -866,8 +866,7 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             checked[name] = value
             continue
         if name not in FIELDS:
-            near = difflib.get_close_matches(name[:80], FIELDS, n=1)
-            hint = f'; did you mean "{near[0]}"?' if near else f"; available: {', '.join(FIELDS)}"
+            hint = meant_or_known(name[:80], FIELDS)
             raise BadPolicy(f'policy {pattern}: unknown setting "{name:.80}"{hint}')
         if value is None:
             checked[name] = None
@@ -1192,11 +1191,7 @@ class PolicyTable:
         layer.
         """
         layers = change_layers(pattern, self._layers.get(pattern, {}), layer, fields)
-        if layers:
-            self._layers[pattern] = layers
-        else:
-            self._layers.pop(pattern, None)
-        self._forget()
+        self.add(pattern, layers)
         return sources(layers).get(layer, {})
 
     def add(self, name: str, layers: Layers) -> None:

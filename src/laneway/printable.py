@@ -8,7 +8,9 @@ headers).
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 HIDDEN = "***"
 """Replaces a user and password."""
@@ -88,3 +90,14 @@ def escaped_json(document: str) -> str:
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence with the name that was probably meant; empty if none is similar."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+def meant_or_known(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence with the similar name, or with all names that are known."""
+    return meant(name, known) or f"; available: {', '.join(known)}"

@@ -4,7 +4,6 @@ The root command: global options, and the list of commands, each imported when i
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from typing import Any
@@ -21,6 +20,7 @@ from laneway.cli.session import (
     with_exit_codes,
     with_notes,
 )
+from laneway.printable import meant_or_known
 from laneway.subscriptions import is_unicode
 
 COMMANDS = {
@@ -158,9 +158,8 @@ class Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f'did you mean "{near[0]}"?' if near else f"available: {', '.join(COMMANDS)}"
-            raise click.UsageError(f'there is no command "{args[0]}"; {hint}', ctx) from error
+            hint = meant_or_known(args[0], COMMANDS)
+            raise click.UsageError(f'there is no command "{args[0]}"{hint}', ctx) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse arguments that are not UTF-8: no name, id or setting may contain them."""

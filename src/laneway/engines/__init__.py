@@ -8,7 +8,6 @@ group `laneway.engines`. Ours are also in a table, and no other package can repl
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib
 import sys
@@ -19,7 +18,7 @@ from weakref import WeakKeyDictionary
 from laneway.engines.base import Check, FullEngine, OpenEngine, Settings
 from laneway.engines.own import OWN
 from laneway.errors import UsageError
-from laneway.printable import redacted
+from laneway.printable import meant, redacted
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -127,6 +126,4 @@ def _registered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
 
 def _unknown(scheme: str, registered: dict[str, EntryPoint]) -> str:
     schemes = sorted((*OWN, *registered))
-    near = difflib.get_close_matches(scheme, schemes, n=1)
-    hint = f'; did you mean "{near[0]}"?' if near else ""
-    return f'there is no engine "{scheme}", only {", ".join(schemes)}{hint}'
+    return f'there is no engine "{scheme}", only {", ".join(schemes)}{meant(scheme, schemes)}'

@@ -7,7 +7,6 @@ Errors as `application/problem+json` (RFC 9457), with the texts of the library's
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
@@ -15,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from laneway.errors import BacklogFull, BadPolicy, EngineUnavailable, LanewayError
-from laneway.printable import without_passwords
+from laneway.printable import meant_or_known, without_passwords
 
 KINDS: dict[str, tuple[int, str]] = {
     "bad-request": (400, "The request is not valid"),
@@ -185,8 +184,7 @@ def invalid(error: Exception, kind: Any, what: str, content: bytes = b"") -> Pro
         return Problem("bad-request", f"{where}: {text}", pointer=pointer)
     name = unknown[1][:80]  # comparing takes time in proportion to its length, and much memory
     known = sorted(set(_fields(kind)))
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"available: {', '.join(known)}"
+    hint = meant_or_known(name, known).removeprefix("; ")
     return Problem(
         "unknown-field",
         f'{where}: unknown field "{name}"; {hint}',

@@ -7,7 +7,6 @@ are changed by compare and swap, and so is the condition, which senders write.
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 import time
@@ -20,6 +19,7 @@ from laneway import units
 from laneway.engines.base import FullEngine, Records
 from laneway.errors import BadPolicy, Refused, UsageError
 from laneway.policy import DISABLED, check_topic
+from laneway.printable import meant_or_known
 from laneway.push import payloads, secret_store, signature
 from laneway.push.address_guard import Guard, check_url, split_url
 from laneway.push.notifications import notify
@@ -335,9 +335,8 @@ def changed(
     record = Record(created_us=now_us) if before is None else before
     unknown = [name for name in fields if name not in SETTINGS]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], SETTINGS, 1)
-        hint = f'did you mean "{near[0]}"?' if near else f"available: {', '.join(SETTINGS)}"
-        raise UsageError(f'endpoint: unknown setting "{unknown[0]:.80}"; {hint}')
+        hint = meant_or_known(unknown[0], SETTINGS)
+        raise UsageError(f'endpoint: unknown setting "{unknown[0]:.80}"{hint}')
     values: dict[str, Any] = {
         name: getattr(Record(), name) if value is None else CHECKS[name](value)
         for name, value in fields.items()

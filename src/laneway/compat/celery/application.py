@@ -28,7 +28,7 @@ from laneway.compat.celery.signals import Signal
 from laneway.compat.celery.task import ATTRIBUTES, FOREVER, IGNORED, NO_MEANING, Task
 from laneway.compat.celery.when import options_of
 from laneway.errors import UsageError
-from laneway.printable import redacted
+from laneway.printable import meant, redacted
 from laneway.schedules.store import PREFIX
 from laneway.tasks.options import TaskOptions
 from laneway.tasks.task import Task as _Task
@@ -260,7 +260,7 @@ class Celery:
                 'task %s: the option "%s" is unknown and becomes an attribute of the task%s',
                 name,
                 option,
-                config.meant(option, (*ATTRIBUTES, "bind", "base", "name")),
+                meant(option, (*ATTRIBUTES, "bind", "base", "name")),
             )
         return self._register(base, function, name, own, given, bind=bind)
 

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.utils.connection import ConnectionDoesNotExist
 
-from laneway import Laneway, config
+from laneway import Laneway, config, printable
 
 ARGUMENTS = frozenset({"url", *config.options_of(Laneway.__init__)})
 """Keys that are arguments of `Laneway`, in lower case."""
@@ -34,7 +34,7 @@ def given() -> Mapping[str, Any]:
         )
     for key in options:
         if key not in KEYS:
-            meant = config.meant(str(key).upper(), sorted(KEYS))
+            meant = printable.meant(str(key).upper(), sorted(KEYS))
             raise ImproperlyConfigured(
                 f'LANEWAY: unknown key "{key}"{meant or "; available: " + ", ".join(sorted(KEYS))}'
             )

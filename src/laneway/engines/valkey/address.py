@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -10,7 +9,7 @@ import msgspec
 
 from laneway.engines.own import VALKEY_SCHEMES
 from laneway.errors import UsageError
-from laneway.printable import redacted
+from laneway.printable import meant, meant_or_known, redacted
 
 PORT, SENTINEL_PORT = 6379, 26379
 MOST_SHARDS = 1024
@@ -97,11 +96,8 @@ def parse(url: str) -> Address:
     scheme, _, rest = url.partition("://")
     safe = redacted(url)
     if scheme not in VALKEY_SCHEMES:
-        near = difflib.get_close_matches(scheme, VALKEY_SCHEMES, n=1)
-        raise UsageError(
-            f'engine URL {safe!r}: there is no scheme "{scheme}"'
-            + (f'; did you mean "{near[0]}"?' if near else "")
-        )
+        hint = meant(scheme, VALKEY_SCHEMES)
+        raise UsageError(f'engine URL {safe!r}: there is no scheme "{scheme}"{hint}')
     kind = scheme.partition("+")[2] or ("unix" if scheme == "unix" else "one")
     parts = _split(safe, rest)
     credentials, _, hosts = parts.netloc.rpartition("@")
@@ -161,8 +157,7 @@ def _options(safe: str, query: str) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = f'; did you mean "{near[0]}"?' if near else f"; available: {', '.join(_OPTIONS)}"
+            hint = meant_or_known(name, _OPTIONS)
             raise UsageError(f'engine URL {safe!r}: unknown option "{name}"{hint}')
         read, expected = _OPTIONS[name]
         try:
