@@ -7,6 +7,7 @@ UsageError if it is not valid.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -31,23 +32,31 @@ def whole(call: str, option: str, value: object, *, least: int = 1, most: int = 
     return value
 
 
-def seconds(call: str, option: str, value: Duration, *, least: float = 0) -> float:
-    """Read a duration of at least `least` seconds; returns seconds."""
+def seconds(
+    call: str, option: str, value: Duration, *, least: float = 0, most: float = math.inf
+) -> float:
+    """Read a duration from `least` to `most` seconds; returns seconds."""
     try:
         span = units.seconds(value)
     except ValueError as error:
         raise UsageError(f"{call}: {option}: {error}") from error
-    if span < least:
-        raise UsageError(
-            f"{call}: expected {option} to be at least {least:g}{' s' if least else ''}, got"
-            f" {value!r:.80}"
-        )
+    if not least <= span <= most:
+        at_least = f"at least {least:g}{' s' if least else ''}"
+        length = at_least if most == math.inf else f"from {least:g} s to {most:g} s"
+        raise UsageError(f"{call}: expected {option} to be {length}, got {value!r:.80}")
     return span
 
 
 def seconds_or_none(call: str, option: str, value: Duration | None) -> float | None:
     """Read a duration of at least 0, or None; returns seconds."""
     return None if value is None else seconds(call, option, value)
+
+
+def flag(call: str, option: str, value: object) -> bool:
+    """Check that a value is true or false."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{call}: expected {option} to be true or false, got {value!r:.80}")
+    return value
 
 
 def choice(call: str, option: str, value: Any, choices: Collection[str]) -> Any:

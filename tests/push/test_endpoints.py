@@ -44,7 +44,7 @@ def test_settings_stay_until_they_are_reset(app: Laneway) -> None:
         ({"headers": {"a b": "x"}}, "name of a header"),
         ({"events": "order.*"}, "expected events to be a list"),
         ({"events": ["*.paid"]}, "an event type like"),
-        ({"content": "xml"}, 'one of "body", "standard", "cloudevents"'),
+        ({"content": "xml"}, "one of body, standard, cloudevents"),
         ({"template": {"a": "$unknown"}}, "unknown value"),
         ({"dead_on": [200]}, "statuses from 300 to 599"),
         ({"secret": "whsec_c2hvcnQ="}, "base64 of 24 to 64 bytes"),

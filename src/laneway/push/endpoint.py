@@ -142,14 +142,12 @@ class Endpoint(Noun):
         """
         keys, now_us, new = _secrets(self._runtime), table.now(), ""
 
-        def change(record: Record | None) -> Record:
+        def rotated(record: Record) -> Record:
             nonlocal new
-            if record is None:
-                raise table.no_endpoint(self.topic)
             record, new = table.rotated(self.topic, record, keys, now_us, secret)
             return record
 
-        table.update(self._runtime.engine, self.topic, change)
+        table.change(self._runtime.engine, self.topic, rotated)
         return new
 
     def disable(self, reason: str = "by hand") -> None:

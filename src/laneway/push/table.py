@@ -11,11 +11,12 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
-from laneway import units
+from laneway import arguments, units
 from laneway.engines.base import FullEngine, Records
 from laneway.errors import BadPolicy, Refused, UsageError
 from laneway.policy import DISABLED, check_topic
@@ -152,55 +153,17 @@ write = msgspec.json.Encoder().encode
 # Settings
 
 
-def _text(name: str, most: int) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > most or not _is_clean(value):
-            raise UsageError(
-                f"endpoint: expected {name} to be text of at most {most:,} characters without"
-                f" control characters, got {value!r:.80}"
-            )
-        return value
-
-    return check
+def _text(name: str, most: int, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > most or not _is_clean(value):
+        raise UsageError(
+            f"endpoint: expected {name} to be text of at most {most:,} characters without"
+            f" control characters, got {value!r:.80}"
+        )
+    return value
 
 
 def _is_clean(text: str) -> bool:
     return all(each.isprintable() for each in text)
-
-
-def _flag(name: str) -> Callable[[Any], bool]:
-    def check(value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise UsageError(f"endpoint: expected {name} to be true or false, got {value!r:.80}")
-        return value
-
-    return check
-
-
-def _choice(name: str, *allowed: str) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if value not in allowed:
-            names = ", ".join(f'"{each}"' for each in allowed)
-            raise UsageError(f"endpoint: expected {name} to be one of {names}, got {value!r:.80}")
-        return str(value)
-
-    return check
-
-
-def _seconds(name: str) -> Callable[[Any], float]:
-    def check(value: Any) -> float:
-        try:
-            found = units.seconds(value)
-        except ValueError as error:
-            raise UsageError(f"endpoint: {name}: {error}") from error
-        if not 0.1 <= found <= MAX_TIMEOUT:
-            raise UsageError(
-                f"endpoint: expected {name} to be from 0.1 s to {MAX_TIMEOUT:g} s, got"
-                f" {value!r:.80}"
-            )
-        return found
-
-    return check
 
 
 def _events(value: Any) -> list[str]:
@@ -210,7 +173,7 @@ def _events(value: Any) -> list[str]:
             f" {value!r:.80}"
         )
     for each in value:
-        _text("an event type", MAX_EVENT)(each)
+        _text("an event type", MAX_EVENT, each)
         if not each or "*" in each[:-1]:
             raise UsageError(
                 f'endpoint: expected an event type like "order.paid" or "order.*", got {each!r:.80}'
@@ -290,25 +253,29 @@ def proxy_of(value: Any) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
+_choice = partial(arguments.choice, "endpoint")
+_flag = partial(arguments.flag, "endpoint")
+_seconds = partial(arguments.seconds, "endpoint", least=0.1, most=MAX_TIMEOUT)
+
 CHECKS: dict[str, Callable[[Any], Any]] = {
-    "description": _text("description", MAX_DESCRIPTION),
+    "description": partial(_text, "description", MAX_DESCRIPTION),
     "headers": _headers,
-    "timeout": _seconds("timeout"),
-    "connect_timeout": _seconds("connect_timeout"),
+    "timeout": partial(_seconds, "timeout"),
+    "connect_timeout": partial(_seconds, "connect_timeout"),
     "events": _events,
-    "content": _choice("content", *get_args(payloads.Content)),
+    "content": partial(_choice, "content", choices=get_args(payloads.Content)),
     "template": payloads.check_template,
     "dead_on": _statuses,
-    "duplicate_ok": _flag("duplicate_ok"),
-    "verify_tls": _flag("verify_tls"),
+    "duplicate_ok": partial(_flag, "duplicate_ok"),
+    "verify_tls": partial(_flag, "verify_tls"),
     "ca": _ca,
     "proxy": proxy_of,
-    "http2": _choice("http2", "auto", "never"),
-    "allow_private": _flag("allow_private"),
-    "allow_http": _flag("allow_http"),
-    "topic_header": _flag("topic_header"),
-    "method": _choice("method", "POST", "PUT", "PATCH"),
-    "log": _choice("log", "failures", "sample", "all"),
+    "http2": partial(_choice, "http2", choices=("auto", "never")),
+    "allow_private": partial(_flag, "allow_private"),
+    "allow_http": partial(_flag, "allow_http"),
+    "topic_header": partial(_flag, "topic_header"),
+    "method": partial(_choice, "method", choices=("POST", "PUT", "PATCH")),
+    "log": partial(_choice, "log", choices=("failures", "sample", "all")),
     "metadata": _metadata,
 }
 """Every setting except `url` and `secret`, with its check."""
@@ -514,6 +481,17 @@ def update(
             return after
 
 
+def change(engine: Records, topic: str, changed: Callable[[Record], Record]) -> Record:
+    """As `update`, for an endpoint that exists. Raises Refused if it does not."""
+
+    def change_existing(record: Record | None) -> Record:
+        if record is None:
+            raise no_endpoint(topic)
+        return changed(record)
+
+    return cast("Record", update(engine, topic, change_existing))
+
+
 def set_many(
     engine: Records,
     changes: Iterable[tuple[str, Mapping[str, Any]]],
@@ -707,16 +685,13 @@ def disable(engine: FullEngine, topic: str, reason: str = "by hand") -> Record:
     """Disable an endpoint: its topic's messages wait. Raises Refused if it does not exist."""
     now_us = now()
 
-    def change(record: Record | None) -> Record:
-        if record is None:
-            raise no_endpoint(topic)
+    def disabled(record: Record) -> Record:
         if record.disabled is None:
             record.disabled, record.disabled_us = reason[:200], now_us
         return record
 
-    record = update(engine, topic, change)
+    record = change(engine, topic, disabled)
     pause(engine, topic)
-    assert record is not None  # `change` raises
     return record
 
 
@@ -728,9 +703,7 @@ def enable(engine: FullEngine, topic: str, *, is_repaired: bool = False) -> Reco
     """
     now_us = now()
 
-    def change(record: Record | None) -> Record:
-        if record is None:
-            raise no_endpoint(topic)
+    def enabled(record: Record) -> Record:
         if record.disabled is None:
             return record
         left = record.enabled_us + AGAIN_SECONDS * units.SECOND - now_us
@@ -749,9 +722,8 @@ def enable(engine: FullEngine, topic: str, *, is_repaired: bool = False) -> Reco
             condition=Condition(probing_us=now_us),
         )
 
-    record = update(engine, topic, change)
+    record = change(engine, topic, enabled)
     resume(engine, topic)
-    assert record is not None  # `change` raises
     if record.enabled_us == now_us:
         notify(engine, "enabled", topic, "the next message is a probe", now_us)
     return record

@@ -77,9 +77,7 @@ def _counted(engine: FullEngine, topic: str) -> Record:
     """The endpoint's record, with this test counted."""
     now_us = table.now()
 
-    def change(record: Record | None) -> Record:
-        if record is None:
-            raise table.no_endpoint(topic)
+    def counted(record: Record) -> Record:
         since = now_us - TEST_SECONDS * units.SECOND
         tests = [each for each in record.tests_us if each > since]
         if len(tests) >= TESTS:
@@ -89,9 +87,7 @@ def _counted(engine: FullEngine, topic: str) -> Record:
             )
         return msgspec.structs.replace(record, tests_us=[*tests, now_us])
 
-    record = table.update(engine, topic, change)
-    assert record is not None  # `change` raises
-    return record
+    return table.change(engine, topic, counted)
 
 
 async def _send(target: Target, topic: str) -> TrialResult:
