@@ -19,7 +19,7 @@ from laneway.engines.base import TopicStats
 from laneway.message import RAW
 from laneway.policy import AUTO, FIELDS, gate_names
 from laneway.printable import escaped, escaped_json
-from laneway.units import SECOND, rate_text
+from laneway.units import SECOND, in_words, rate_text
 
 WIDEST = 60
 """Characters of a table's cell up to which the other rows are aligned with it."""
@@ -130,13 +130,8 @@ def moment(us: int | None) -> str | None:
 
 
 def duration(seconds: float | None) -> str | None:
-    """A duration, rounded: 250 ms, 1.5 s, 90.0 min."""
-    if seconds is None:
-        return None
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+    """A duration as `units.in_words` writes it, or None."""
+    return None if seconds is None else in_words(seconds)
 
 
 def exact_duration(seconds: float) -> str:

@@ -109,6 +109,14 @@ def _bad_duration(value: object) -> ValueError:
     )
 
 
+def in_words(seconds: float) -> str:
+    """A duration, rounded: 250 ms, 1.5 s, 90.0 min."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{max(seconds, 0.0) * 1000:.0f} ms"
+
+
 def microseconds(value: Duration) -> int:
     """Read a duration; returns microseconds."""
     return round(seconds(value) * SECOND)

@@ -16,7 +16,7 @@ from laneway.errors import UsageError
 from laneway.history import figures
 from laneway.history.figures import History
 from laneway.policy import check_pattern
-from laneway.units import counted
+from laneway.units import counted, in_words
 
 OnAlarm = Callable[["Alarm"], object]
 
@@ -62,10 +62,10 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True):
             full = history.full_seconds
             if full <= self.full_within:
                 what = history.full_topic or "the namespace"
-                when = "is full" if not full else f"is full in {words(full)} at the earliest"
+                when = "is full" if not full else f"is full in {in_words(full)} at the earliest"
                 found.append(
                     f"{what} {when} (limit {history.max_backlog:,} messages, alarm within"
-                    f" {words(self.full_within)})"
+                    f" {in_words(self.full_within)})"
                 )
         if self.drain_over is not None and history.waiting:
             if history.drain_seconds is None:
@@ -75,13 +75,13 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True):
                 )
             elif history.drain_seconds > self.drain_over:
                 found.append(
-                    f"the backlog needs {words(history.drain_seconds)} to drain (alarm over"
-                    f" {words(self.drain_over)})"
+                    f"the backlog needs {in_words(history.drain_seconds)} to drain (alarm over"
+                    f" {in_words(self.drain_over)})"
                 )
         if self.oldest_over is not None and (history.oldest or 0.0) > self.oldest_over:
             found.append(
-                f"the oldest message has waited {words(history.oldest or 0.0)} (alarm over"
-                f" {words(self.oldest_over)})"
+                f"the oldest message has waited {in_words(history.oldest or 0.0)} (alarm over"
+                f" {in_words(self.oldest_over)})"
             )
         if self.waiting_over is not None and history.waiting > self.waiting_over:
             wait = counted(history.waiting, "message waits", "messages wait")
@@ -201,11 +201,3 @@ class Alarms:
                 hook(alarm)
             except BaseException:  # even SystemExit: the other hooks are still called
                 log.exception("the hook %s of on_alarm failed", getattr(hook, "__qualname__", hook))
-
-
-def words(seconds: float) -> str:
-    """A duration for a sentence."""
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s"

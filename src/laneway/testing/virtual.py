@@ -152,7 +152,7 @@ class World:
                 ):
                     return total
                 self._clock.now_us = max(wake, self._clock.now_us + 1)
-                total = _sum(total, self.run(raising=raising, pool=pool))
+                total.add(self.run(raising=raising, pool=pool))
         raise UsageError(
             f"run_all: the clock was moved {MAX_ROUNDS:,} times and messages still wait; does a"
             " task call itself?"
@@ -220,12 +220,6 @@ class World:
         while topics := self._app.topics(pattern=pattern, limit=100, after=after):
             yield from topics
             after = topics[-1].topic
-
-
-def _sum(one: Summary, other: Summary) -> Summary:
-    return Summary(
-        *(getattr(one, name) + getattr(other, name) for name in Summary.__struct_fields__)
-    )
 
 
 class _Clock:

@@ -145,8 +145,7 @@ class Supervisor:
                 self._look()
         total = Summary()
         for worker in self._workers:
-            for field in Summary.__struct_fields__:
-                setattr(total, field, getattr(total, field) + getattr(worker.summary, field))
+            total.add(worker.summary)
         return total
 
     def _look(self) -> None:
@@ -266,8 +265,7 @@ class _SupervisedWorker:
             self.answers.close()
             self.answers = None
             return
-        for field in Summary.__struct_fields__:
-            setattr(self.summary, field, getattr(self.summary, field) + getattr(summary, field))
+        self.summary.add(summary)
 
 
 @contextlib.contextmanager
