@@ -52,21 +52,19 @@ class Group(msgspec.Struct, kw_only=True):
 
     def add(self, stats: TopicStats, now_us: int) -> None:
         """Add a topic."""
-        self.waiting += stats.waiting
-        self.leased += stats.leased
-        self.dead += stats.dead
-        self.throttled += stats.throttled_us / 1e6
-        if stats.oldest_us is not None:
-            self.oldest = max(self.oldest or 0.0, (now_us - stats.oldest_us) / 1e6)
+        oldest = None if stats.oldest_us is None else (now_us - stats.oldest_us) / 1e6
+        self._count(stats, stats.throttled_us / 1e6, oldest)
 
     def join(self, other: Group) -> None:
         """Add another group."""
-        self.waiting += other.waiting
-        self.leased += other.leased
-        self.dead += other.dead
-        self.throttled += other.throttled
-        if other.oldest is not None:
-            self.oldest = max(self.oldest or 0.0, other.oldest)
+        self._count(other, other.throttled, other.oldest)
+
+    def _count(self, other: Group | TopicStats, throttled: float, oldest: float | None) -> None:
+        for field in COUNTED:
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+        self.throttled += throttled
+        if oldest is not None:
+            self.oldest = max(self.oldest or 0.0, oldest)
 
 
 Groups = dict[tuple[str, str, str], Group]

@@ -276,13 +276,7 @@ class Forwarder(threading.Thread):
     def _rows(self) -> list[Row]:
         rows: list[Row] = []
         while self._next and len(rows) < self._most:
-            row = self._next.popleft()
-            full = self._full.get(row.topic)
-            if full is None:
-                rows.append(row)
-            else:
-                full.seqs.append(row.seq)
-                self._set_aside += 1
+            self._take(self._next.popleft(), rows)
         if rows:
             return rows
         rows = self._rows_of_full_topics()
@@ -290,15 +284,19 @@ class Forwarder(threading.Thread):
             room = self._most - len(rows)
             page = self._source.next_rows(room, BATCH_BYTES)
             for row in page:
-                full = self._full.get(row.topic)
-                if full is None:
-                    rows.append(row)
-                else:
-                    full.seqs.append(row.seq)
-                    self._set_aside += 1
+                self._take(row, rows)
             if len(page) < room:
                 break
         return rows
+
+    def _take(self, row: Row, rows: list[Row]) -> None:
+        """Add a row to those of the next batch, or set it aside behind those of its full topic."""
+        full = self._full.get(row.topic)
+        if full is None:
+            rows.append(row)
+        else:
+            full.seqs.append(row.seq)
+            self._set_aside += 1
 
     def _rows_of_full_topics(self) -> list[Row]:
         """The first messages of topics that may have room again: one, then twice as many."""

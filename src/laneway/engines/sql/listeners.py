@@ -14,6 +14,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from laneway.engines.base import ABORT, PING
 from laneway.engines.sql.wakeup import LEAST_STARTABLE, LOOK_AGAIN, SENT_LEASE_SECONDS, Wakeup
@@ -71,13 +72,17 @@ class StoreWorkListener(ABC):
 
 
 class _Listener:
-    def __init__(self) -> None:
+    """One of `listeners` until it is closed."""
+
+    def __init__(self, listeners: list[Any]) -> None:
+        self._listeners = listeners
         self._inner, self._waker = socket.socketpair()
         self._outer: socket.socket | None = None
         self._path = ""
         """Of the datagram socket, "" without one."""
         for each in (self._inner, self._waker):
             each.setblocking(False)
+        listeners.append(self)
 
     def attach(self, outer: socket.socket, path: str) -> None:
         """Receive datagrams of other processes by a socket that is bound to this path."""
@@ -113,6 +118,8 @@ class _Listener:
             self._waker.send(b"!")
 
     def close(self) -> None:
+        with contextlib.suppress(ValueError):
+            self._listeners.remove(self)
         for each in (self._inner, self._waker, self._outer):
             if each is not None:
                 each.close()
@@ -126,11 +133,9 @@ class StoreArrivalListener(_Listener):
     """Is notified of arrivals in a pool. It is one of `listeners` until it is closed."""
 
     def __init__(self, listeners: list[StoreArrivalListener], pool: str) -> None:
-        super().__init__()
-        self._listeners = listeners
+        super().__init__(listeners)
         self.pool = pool
         self._notified = False
-        listeners.append(self)
 
     def notify(self, pool: str) -> None:
         """Messages came to a pool."""
@@ -144,11 +149,6 @@ class StoreArrivalListener(_Listener):
         received = list(self._received()) if has_received else []
         return notified or bool(received)
 
-    def close(self) -> None:
-        with contextlib.suppress(ValueError):
-            self._listeners.remove(self)
-        super().close()
-
 
 class StoreResultListener(_Listener):
     """
@@ -159,13 +159,11 @@ class StoreResultListener(_Listener):
     """
 
     def __init__(self, listeners: list[StoreResultListener]) -> None:
-        super().__init__()
-        self._listeners = listeners
+        super().__init__(listeners)
         self._subscribed: set[str] = set()
         self._notified: deque[str] = deque()
         self.look_again = LOOK_AGAIN
         """Seconds without notifications after which the caller reads all."""
-        listeners.append(self)
 
     def subscribe(self, *names: str) -> None:
         self._subscribed.update(names)
@@ -192,8 +190,3 @@ class StoreResultListener(_Listener):
         subscribed = self._subscribed
         prefixes = tuple({ABORT, PING} & subscribed)
         return [each for each in notified if each in subscribed or each.startswith(prefixes)]
-
-    def close(self) -> None:
-        with contextlib.suppress(ValueError):
-            self._listeners.remove(self)
-        super().close()
