@@ -8,8 +8,7 @@ import logging
 import signal
 import socket
 import ssl
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -19,6 +18,7 @@ from laneway.errors import UsageError
 from laneway.gateway.connection import Served
 from laneway.gateway.login import access
 from laneway.gateway.proxies import Proxies
+from laneway.working.event_loop import handled
 
 log = logging.getLogger("laneway.gateway")
 
@@ -210,7 +210,7 @@ class Server:
         self._loop.set_exception_handler(self._on_error)
         if self._is_stopped:  # before it began
             self._stopped.set()
-        with self._signals():
+        with handled((signal.SIGINT, signal.SIGTERM), self._on_signal):
             accepting = await self._loop.create_server(
                 lambda: self.served.accept(self._context), sock=self._listening, backlog=BACKLOG
             )
@@ -237,22 +237,8 @@ class Server:
                 context["exception"],
             )
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Handle the signals that stop it; a second one lets it wait for no request."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        handlers = {
-            each: signal.signal(each, self._on_signal) for each in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
-            yield
-        finally:
-            for each, handler in handlers.items():
-                signal.signal(each, handler)
-
     def _on_signal(self, *_: object) -> None:
+        """Stop; a second signal lets it wait for no request."""
         if self._ending is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(self._ending.cancel)
         self.stop()

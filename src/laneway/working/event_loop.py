@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -64,3 +66,16 @@ def caught(signals: Sequence[int], callback: Callable[[], None]) -> Iterator[Non
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def handled(signals: Sequence[int], handler: Callable[..., None]) -> Iterator[None]:
+    """As `caught`, for a program that waits without an event loop: `handler` as in `signal`."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

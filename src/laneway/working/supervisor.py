@@ -21,7 +21,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from laneway.printable import escaped, without_passwords
 from laneway.working import child_processes, log_format
 from laneway.working.child_processes import Process
 from laneway.working.election_threads import ElectionThreads
+from laneway.working.event_loop import handled
 from laneway.working.options import Options, Summary
 from laneway.working.source_files import as_at_start, source_states
 from laneway.working.user_imports import own_files, own_lines
@@ -138,7 +138,7 @@ class Supervisor:
         Returns what all workers together handled. Raises UsageError if a worker cannot run because
         of a mistake in the program.
         """
-        with _signals(self._stop):
+        with handled((signal.SIGTERM, signal.SIGINT), self._stop):
             for worker in self._workers:
                 worker.start()
             while any(worker.is_wanted for worker in self._workers):
@@ -266,18 +266,6 @@ class _SupervisedWorker:
             self.answers = None
             return
         self.summary.add(summary)
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[..., None]) -> Iterator[None]:
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def serve(
