@@ -96,16 +96,8 @@ def set_policy(call: Call) -> Response:
     It overrides what code declares and applies to waiting messages too. With `If-Match`, it is
     changed only if the operator's fields are still those of that `ETag`.
     """
-    body: dict[str, Any] = call.body
-    engine, pattern = call.engine, call.pattern
-    before = operator_fields(engine, pattern)
-    _check_match(call, before)
-    fields = {**dict.fromkeys(before), **body}
-    _check_shared(call, before, fields)
-    if call.query.dry_run:
-        return _dry_run(call, pattern, before, fields)
-    after = engine.policy_set("operator", pattern, fields) if fields else {}
-    return change_answer(pattern, before, after)
+    before = _before(call)
+    return _change(call, before, {**dict.fromkeys(before), **call.body})
 
 
 def change_policy(call: Call) -> Response:
@@ -114,29 +106,31 @@ def change_policy(call: Call) -> Response:
 
     As PUT, but the fields that are not named stay.
     """
-    body: dict[str, Any] = call.body
-    engine, pattern = call.engine, call.pattern
-    before = operator_fields(engine, pattern)
-    _check_match(call, before)
-    _check_shared(call, before, body)
-    if call.query.dry_run:
-        return _dry_run(call, pattern, before, body)
-    after = engine.policy_set("operator", pattern, body) if body else dict(before)
-    return change_answer(pattern, before, after)
+    return _change(call, _before(call), call.body)
 
 
 def reset_policy(call: Call) -> Response:
     """Remove the operator's policy of a pattern or topic; the code's holds again."""
-    engine, pattern = call.engine, call.pattern
-    before = operator_fields(engine, pattern)
-    _check_match(call, before)
+    before = _before(call)
     if not before:
-        raise Problem("not-found", f"policy {pattern}: the operator has set nothing for it")
-    _check_shared(call, before, dict.fromkeys(before))
+        raise Problem("not-found", f"policy {call.pattern}: the operator has set nothing for it")
+    return _change(call, before, dict.fromkeys(before))
+
+
+def _before(call: Call) -> dict[str, Any]:
+    """The operator's fields before a change; raises Problem unless they are those of `If-Match`."""
+    before = operator_fields(call.engine, call.pattern)
+    _check_match(call, before)
+    return before
+
+
+def _change(call: Call, before: dict[str, Any], changes: Mapping[str, Any]) -> Response:
+    pattern = call.pattern
+    _check_shared(call, before, changes)
     if call.query.dry_run:
-        return _dry_run(call, pattern, before, dict.fromkeys(before))
-    engine.policy_reset("operator", pattern)
-    return change_answer(pattern, before, {})
+        return _dry_run(call, pattern, before, changes)
+    after = call.engine.policy_set("operator", pattern, changes) if changes else dict(before)
+    return change_answer(pattern, before, after)
 
 
 def _dry_run(
@@ -223,7 +217,9 @@ def change_answer(pattern: str, before: dict[str, Any], after: dict[str, Any]) -
 def list_gates(call: Call) -> GatesAnswer:
     """List the gates: limits that several topics share."""
     page, following = _page(call.query, call.engine.gate_list())
-    return GatesAnswer([_gate_answer(gate) for gate in page], following, following is not None)
+    return GatesAnswer(
+        [GateAnswer(**_limits(gate)) for gate in page], following, following is not None
+    )
 
 
 def show_gate(call: Call) -> GateAnswer:
@@ -231,7 +227,7 @@ def show_gate(call: Call) -> GateAnswer:
     name = call.parameters["name"]
     for each in call.engine.gate_list():
         if each["name"] == name:
-            return _gate_answer(each)
+            return GateAnswer(**_limits(each))
     raise Problem("not-found", f'there is no gate "{name[:80]}"')
 
 
@@ -260,10 +256,6 @@ def reset_gate(call: Call) -> GateAnswer:
     """Open a gate that owes permits: its rate has the whole burst again. Its leases stay."""
     call.engine.gate_reset(call.parameters["name"])
     return show_gate(call)
-
-
-def _gate_answer(gate: Mapping[str, Any]) -> GateAnswer:
-    return GateAnswer(**_limits(gate))
 
 
 def _limits(gate: Mapping[str, Any]) -> dict[str, Any]:
