@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from laneway.errors import BadMessage
 from laneway.units import MAX_SECONDS
@@ -137,30 +137,23 @@ def _is_result_ttl(text: str) -> bool:
     )
 
 
-def _is_signals(text: str) -> bool:
-    return signals_needed({SIGNALS: text}) > 0
-
-
 def _is_seconds(text: str) -> bool:
     return seconds(text) is not None
 
 
-def _is_whole(text: str) -> bool:
-    return whole(text) is not None
-
-
-def _is_cost(text: str) -> bool:
-    number = whole(text)
-    return number is not None and 1 <= number <= MAX_COST
-
-
-CHECKED = {
-    COST: (_is_cost, f"a whole number from 1 to {MAX_COST:,}"),
+CHECKED: dict[str, tuple[Callable[[str], bool], str]] = {
+    COST: (
+        lambda text: 1 <= (whole(text) or 0) <= MAX_COST,
+        f"a whole number from 1 to {MAX_COST:,}",
+    ),
     RESULT_TTL: (_is_result_ttl, 'seconds, of at most 100 years, like "600,86400"'),
-    SIGNALS: (_is_signals, f"a number from 1 to {MAX_SIGNALS:,}"),
+    SIGNALS: (
+        lambda text: signals_needed({SIGNALS: text}) > 0,
+        f"a number from 1 to {MAX_SIGNALS:,}",
+    ),
     TIME_LIMIT: (_is_seconds, "seconds above 0, of at most 100 years"),
     SOFT_TIME_LIMIT: (_is_seconds, "seconds above 0, of at most 100 years"),
-    RETRIES: (_is_whole, "a whole number of at least 0"),
+    RETRIES: (lambda text: whole(text) is not None, "a whole number of at least 0"),
 }
 """The control headers that are checked at publish: a function, and the format that it expects."""
 

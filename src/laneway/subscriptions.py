@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -219,15 +220,7 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _expires(value: Any) -> float:
-    return _span("expires", value, LEAST_EXPIRES)
-
-
-def _forget_after(value: Any) -> float:
-    return _span("forget_after", value, LEAST_FORGET_AFTER)
-
-
-def _span(setting: str, value: Any, least: float) -> float:
+def _span(setting: str, least: float, value: Any) -> float:
     seconds = units.seconds(value)
     if not least <= seconds <= units.MAX_SECONDS:
         raise BadPolicy(f"expected {setting} to be at least {least:g} s, got {value!r:.80}")
@@ -237,7 +230,7 @@ def _span(setting: str, value: Any, least: float) -> float:
 SETTINGS: dict[str, Callable[[Any], Any]] = {
     "kind": _kind,
     "where": _where,
-    "expires": _expires,
-    "forget_after": _forget_after,
+    "expires": partial(_span, "expires", LEAST_EXPIRES),
+    "forget_after": partial(_span, "forget_after", LEAST_FORGET_AFTER),
 }
 """Every setting of a subscription: the function that checks its value."""

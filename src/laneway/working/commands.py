@@ -93,7 +93,8 @@ def stack_dump(running: Iterable[WorkerDelivery], loop: asyncio.AbstractEventLoo
         parts.append("".join(stack.format()).rstrip())
     tasks = [] if loop is None else _tasks(loop)
     for task in tasks[:MAX_TASKS]:
-        parts.append(f"coroutine {task.get_name()}: {_name_of(task)}")
+        name = getattr(task.get_coro(), "__qualname__", "?")
+        parts.append(f"coroutine {task.get_name()}: {name}")
         parts += [
             f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}'
             for frame in _frames_of(task)
@@ -137,7 +138,3 @@ def _frames_of(task: asyncio.Task[object]) -> Iterator[FrameType]:
             return
         yield frame
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
-
-
-def _name_of(task: asyncio.Task[object]) -> str:
-    return str(getattr(task.get_coro(), "__qualname__", "?"))

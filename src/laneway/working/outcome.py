@@ -165,16 +165,14 @@ def overload_of(error: BaseException) -> Overload | None:
     kind = type(error)  # not isinstance, which asks the error's own `__class__`
     if issubclass(kind, (Retry, Reject)):
         cause = cause_of(error)
-        return overload_of(cause) if cause is not None and _is_other(cause) else None
+        if cause is None or issubclass(type(cause), (Retry, Reject)):
+            return None
+        return overload_of(cause)
     if issubclass(kind, (TimeLimit, SoftTimeLimit)) or _names_timeout(error):
         return "timeout"
     if issubclass(kind, ConnectionRefusedError) or _status(error) in BUSY_STATUSES:
         return "answer"
     return None
-
-
-def _is_other(cause: BaseException) -> bool:
-    return not issubclass(type(cause), (Retry, Reject))
 
 
 def _names_timeout(error: BaseException) -> bool:

@@ -207,7 +207,8 @@ class Reserves:
     def search_at(self) -> float:
         """When to lease for free reserved slots (monotonic seconds); infinity: none is free."""
         at = [search.at() for owner, search in self._searches.items() if self.free(owner)]
-        return max(min(at, default=math.inf), 0.0 if self.is_slow else self._next_measurement)
+        measured_next = 0.0 if self.is_slow else self._measured_at + WINDOW_SECONDS
+        return max(min(at, default=math.inf), measured_next)
 
     def due(self) -> list[tuple[str, int, Search]]:
         """For which owners to lease now, how many messages, and the search to end."""
@@ -248,10 +249,6 @@ class Reserves:
         if elapsed >= WINDOW_SECONDS:
             self.is_slow = (ended - self._ended) * SLOW_SECONDS < self.common * elapsed
             self._measured_at, self._ended = now, ended
-
-    @property
-    def _next_measurement(self) -> float:
-        return self._measured_at + WINDOW_SECONDS
 
     def filters(
         self, owner: str, held: Iterable[WorkerDelivery]

@@ -216,8 +216,11 @@ class Worker:
                 self._engine_thread.prefetch_seconds, executor.prefetch_seconds
             )
         self._trials = SuspectTrials(self, self._engine_thread, self._loop)
+        traceback = self._options.traceback
         self._outcome_log = OutcomeLog(
-            self._engine, self._loop, with_tracebacks=_logs_tracebacks(self._options)
+            self._engine,
+            self._loop,
+            with_tracebacks=sys.stderr.isatty() if traceback is None else traceback,
         )
         began = time.monotonic()
         try:
@@ -1037,11 +1040,6 @@ class Worker:
         """
         self._is_flush_due = False
         self._engine_thread.flush()
-
-
-def _logs_tracebacks(options: Options) -> bool:
-    """Whether each failed attempt is logged with its traceback; default: on a terminal."""
-    return sys.stderr.isatty() if options.traceback is None else options.traceback
 
 
 def _cancelled(lease: Lease) -> Exception:

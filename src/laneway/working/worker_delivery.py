@@ -161,7 +161,7 @@ class WorkerDelivery(msgspec.Struct, eq=False):
         if (
             errors is None
             or len(errors) != len(self.parts)
-            or not all(_is_error_or_none(one) for one in errors)
+            or not all(one is None or issubclass(type(one), BaseException) for one in errors)
         ):
             wrong = TypeError(
                 "a batch handler returns None, or a list with None or an exception for each of its"
@@ -169,7 +169,3 @@ class WorkerDelivery(msgspec.Struct, eq=False):
             )
             return [(part, wrong) for part in self.parts]
         return list(zip(self.parts, errors, strict=True))
-
-
-def _is_error_or_none(value: object) -> bool:
-    return value is None or issubclass(type(value), BaseException)

@@ -526,8 +526,8 @@ def leases_of(
             handle = mid * shards + shard
             if stored[0] == _RICH:
                 lease = _lease_of(handle, number, nonce, deadline, stored, limited=limited)
-                if more:
-                    lease.bodies = _all_bodies(lease.body, more.get(len(leases)))
+                if (others := more.get(len(leases))) is not None:
+                    lease.bodies = [lease.body, *others]
                 leases.append(lease)
             else:
                 end = 3 + (stored[1] << 8 | stored[2])
@@ -627,11 +627,6 @@ def _lease_of(
         None,
         limited,
     )
-
-
-def _all_bodies(first: bytes, others: Sequence[bytes] | None) -> list[bytes] | None:
-    """All bodies of a message; None: it does not collect."""
-    return [first, *others] if others is not None else None
 
 
 # Leases, lanes, gates

@@ -811,7 +811,9 @@ def tallies(view: View) -> Tallies:
                 continue
             number = int(value)
             if not pattern:
-                counts = waits.setdefault((shard, tier), _no_waits(tier))
+                counts = waits.setdefault(
+                    (shard, tier), WaitCounts(tier, [0] * WAIT_CLASSES, [0] * WAIT_CLASSES)
+                )
                 place = int(counter) - 1
                 classes = counts.others if place < WAIT_CLASSES else counts.noisy
                 classes[place % WAIT_CLASSES] += number
@@ -833,7 +835,3 @@ SINCE = b"since"
 def _fields(command: Command) -> Reads[list[bytes]]:
     found: list[bytes] = (yield [command])[0]
     return found
-
-
-def _no_waits(tier: str) -> WaitCounts:
-    return WaitCounts(tier, [0] * WAIT_CLASSES, [0] * WAIT_CLASSES)

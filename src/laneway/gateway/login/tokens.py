@@ -393,7 +393,12 @@ class TokenCheck:
     def _bad_token(self, address: str, detail: str) -> Problem:
         now = time.monotonic()
         if self._is_blocked(address):
-            return _too_many_bad()
+            return Problem(
+                "rate-limited",
+                f"this address sent {BAD_TOKENS} bad tokens within {BAD_SECONDS:g} s; try again"
+                " later",
+                headers=(("retry-after", str(round(BAD_SECONDS))),),
+            )
         with self._lock:
             if len(self._bad) >= MAX_ADDRESSES:
                 self._bad.clear()
@@ -425,11 +430,3 @@ def unauthenticated(detail: str) -> Problem:
 def token_needed() -> Problem:
     """The problem of a request without a token where there are tokens."""
     return unauthenticated(HINTS[None])
-
-
-def _too_many_bad() -> Problem:
-    return Problem(
-        "rate-limited",
-        f"this address sent {BAD_TOKENS} bad tokens within {BAD_SECONDS:g} s; try again later",
-        headers=(("retry-after", str(round(BAD_SECONDS))),),
-    )

@@ -176,7 +176,8 @@ class LongPolls:
                 raise _too_many(
                     f"requests for {MAX_LINES} different pools and lists of topics wait already"
                 )
-            if line is None and self._lines_of(waiting.caller) >= LINES_OF_CALLER:
+            own = sum(each.beginner == waiting.caller for each in self._lines.values())
+            if line is None and own >= LINES_OF_CALLER:
                 raise _too_many(
                     f"requests of this token wait for {LINES_OF_CALLER} different pools and lists"
                     " of topics already"
@@ -190,9 +191,6 @@ class LongPolls:
         threading.Thread(
             target=self._run, args=[line], name="laneway-long-poll", daemon=True
         ).start()
-
-    def _lines_of(self, caller: str) -> int:
-        return sum(line.beginner == caller for line in self._lines.values())
 
     def _leave(self, waiting: _Waiting) -> None:
         """The request has ended."""

@@ -63,8 +63,13 @@ def build(view: View) -> dict[str, Any]:
         **_charts(view, stats, has_history=resolved.history),
         "concurrency": resolved.concurrency,
         "settings": [
-            _setting(name, *each)
-            for name, each in sorted(settings.items())
+            {
+                "name": name,
+                "value": presenting.setting_in_words(name, value),
+                "layer": layer,
+                "pattern": pattern,
+            }
+            for name, (value, layer, pattern) in sorted(settings.items())
             if name in FIELDS  # the subscriptions have a table of their own
         ],
         "is_disabled": DISABLED in settings,
@@ -84,7 +89,7 @@ def build(view: View) -> dict[str, Any]:
         "may_operate": view.may("operate"),
         "may_publish": view.may("publish"),
         "endpoint": target,
-        "trouble": _trouble(view, name) if target else None,
+        "trouble": table.troubles(view.engine, [name]).get(name) if target else None,
         "is_known": bool(stats.published or stats.waiting or stats.leased or stats.dead),
     }
 
@@ -100,11 +105,6 @@ def _subscriptions(view: View, name: str) -> dict[str, Any]:
     )
     shown = sorted(found, key=lambda each: (-each.waiting, each.name))[:SHOWN_SUBSCRIPTIONS]
     return {"subscriptions": shown, "subscriptions_left": len(found) - len(shown)}
-
-
-def _trouble(view: View, name: str) -> str | None:
-    """What is wrong with its endpoint."""
-    return table.troubles(view.engine, [name]).get(name)
 
 
 def _charts(view: View, stats: TopicStats, *, has_history: bool) -> dict[str, Any]:
@@ -173,15 +173,6 @@ def reasons_of(view: View, name: str) -> TopicExplanation:
         ("reasons", name, caller.sees_all, "endpoints" in caller.scopes, "admin" in caller.scopes),
         lambda: visible_reasons.of_topic(view.runtime, caller, name),
     )
-
-
-def _setting(name: str, value: Any, layer: str, pattern: str) -> dict[str, str]:
-    return {
-        "name": name,
-        "value": presenting.setting_in_words(name, value),
-        "layer": layer,
-        "pattern": pattern,
-    }
 
 
 def _edited(settings: dict[str, Any]) -> list[dict[str, Any]]:
