@@ -18,8 +18,6 @@ from laneway.engines.base import FullEngine, Overview, StorePart
 from laneway.history import figures
 from laneway.history.figures import History, WaitingTimes
 from laneway.push import stored_counts, table
-from laneway.push.stored_counts import Counts
-from laneway.store_figures import Figures, Walk
 
 Samples = Iterable[tuple[tuple[str, ...], float | None]]
 """The labels' values, and the value, or None (no sample) if it is unknown."""
@@ -56,18 +54,18 @@ class Family(NamedTuple):
 class Reading(NamedTuple):
     """What the series are made of."""
 
-    figures: Figures
+    figures: store_figures.Figures
     overview: Overview
     recent: History
     delayed: int
     workers: Mapping[str, int]
     gates: list[dict[str, Any]]
-    sent: Counts | None
+    sent: stored_counts.Counts | None
     """The counts of the senders of webhooks, or None if none ever counted."""
     open_breakers: int
 
 
-def read(engine: FullEngine, walk: Walk | None = None) -> Reading:
+def read(engine: FullEngine, walk: store_figures.Walk | None = None) -> Reading:
     """Read a store. `walk`: see `store_figures.read`. Raises EngineUnavailable."""
     found = store_figures.read(engine, walk)
     largest = engine.topic_list(order="backlog", limit=MOST_READ)
@@ -149,7 +147,7 @@ def _of_gates(field: str) -> Callable[[Reading], Samples]:
     return lambda reading: [((gate["name"],), gate[field]) for gate in reading.gates]
 
 
-def _of_sent(value_of: Callable[[Counts], float]) -> Callable[[Reading], Samples]:
+def _of_sent(value_of: Callable[[stored_counts.Counts], float]) -> Callable[[Reading], Samples]:
     return lambda reading: [] if reading.sent is None else [((), value_of(reading.sent))]
 
 

@@ -32,7 +32,6 @@ from laneway.gateway.http import (
     security_headers,
 )
 from laneway.gateway.login import access, origins, sessions
-from laneway.gateway.login.access import Caller
 from laneway.gateway.login.local_login import LocalLogin
 from laneway.gateway.login.tokens import token_needed, unauthenticated
 from laneway.gateway.problems import Problem, ProblemBody
@@ -213,7 +212,7 @@ class Gateway:
                 headers=(("retry-after", "5"),),
             ) from error
 
-    def known_caller(self, request: Request, route: Route) -> Caller | None:
+    def known_caller(self, request: Request, route: Route) -> access.Caller | None:
         """Who sent the request, or None if that has to be read. Raises Problem."""
         if self.is_open:
             return access.EVERYTHING
@@ -228,7 +227,7 @@ class Gateway:
         is_needed = services.tokens.are_there()
         return None if is_needed is None else _local_caller(request, route, is_needed=is_needed)
 
-    async def _read_caller(self, request: Request, route: Route) -> Caller:
+    async def _read_caller(self, request: Request, route: Route) -> access.Caller:
         """As `known_caller`, which has checked the request, with what the store has now."""
         services = self.services
         if (token := request.bearer_token) is not None:
@@ -278,7 +277,7 @@ class Gateway:
         return html(pages.problem_page(request.url(""), body))
 
 
-def _local_caller(request: Request, route: Route, *, is_needed: bool) -> Caller:
+def _local_caller(request: Request, route: Route, *, is_needed: bool) -> access.Caller:
     """The caller of a request without a token. `is_needed`: it needs one. Raises Problem."""
     if is_needed:
         raise token_needed()
@@ -350,7 +349,7 @@ async def _decoded(request: Request, route: Route) -> Any:
         raise problems.invalid(error, route.reads, "body", content) from None
 
 
-async def _form(request: Request, kind: type[msgspec.Struct], caller: Caller) -> Any:
+async def _form(request: Request, kind: type[msgspec.Struct], caller: access.Caller) -> Any:
     """The decoded fields of a page's form. Raises Problem."""
     values = await request.form()
     sessions.check_form(request, caller, values.pop("csrf", [""])[0])

@@ -17,7 +17,6 @@ import msgspec
 from laneway.engines.base import Records
 from laneway.errors import LanewayError
 from laneway.push import table
-from laneway.push.table import Condition, Record
 
 log = logging.getLogger("laneway.push")
 
@@ -72,7 +71,7 @@ def _found(engine: Records, numbers: range) -> Iterator[Event]:
             yield event
 
 
-def open_endpoints(engine: Records) -> list[tuple[str, Condition]]:
+def open_endpoints(engine: Records) -> list[tuple[str, table.Condition]]:
     """
     The endpoints whose breaker is open, as far as the last `KEPT` events name them, with their
     condition; the longest open ones first. Two or three reads, however many endpoints there are.
@@ -86,7 +85,7 @@ def open_endpoints(engine: Records) -> list[tuple[str, Condition]]:
     return sorted(found, key=lambda each: each[1].opened_us)
 
 
-def is_open(record: Record) -> bool:
+def is_open(record: table.Record) -> bool:
     """Whether an endpoint's breaker is open."""
     return record.disabled is None and record.condition.opened_us > 0
 

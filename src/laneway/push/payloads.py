@@ -11,7 +11,6 @@ from urllib.parse import quote
 import msgspec
 
 from laneway import codec, units
-from laneway.codec import CONTENT_TYPE
 from laneway.errors import Reject, UsageError
 from laneway.message import Lease
 
@@ -39,7 +38,7 @@ def of_lease(lease: Lease, content: Content, template: Any) -> tuple[bytes, str]
     if content in ("body", "cloudevents-binary") and template is None:
         if lease.bodies is not None:
             return _encoded(codec.decode_lease(lease)), JSON
-        return lease.body, (lease.headers or {}).get(CONTENT_TYPE, JSON)
+        return lease.body, (lease.headers or {}).get(codec.CONTENT_TYPE, JSON)
     if content == "cloudevents" and template is None:
         return _encoded(_event(lease)), "application/cloudevents+json"
     try:
@@ -69,7 +68,7 @@ def _event(lease: Lease) -> dict[str, Any]:
     except ValueError as error:
         if lease.bodies is not None:
             raise Reject(f"its bodies are not JSON: {error}") from error
-        event["datacontenttype"] = (lease.headers or {}).get(CONTENT_TYPE, OCTETS)
+        event["datacontenttype"] = (lease.headers or {}).get(codec.CONTENT_TYPE, OCTETS)
         event["data_base64"] = base64.b64encode(lease.body).decode()
     return event
 
@@ -105,8 +104,8 @@ _UNQUOTED = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in 
 
 
 def _decoded(lease: Lease) -> Any:
-    if (lease.headers or {}).get(CONTENT_TYPE, JSON).partition(";")[0].strip() != JSON:
-        raise ValueError(f"its content type is {(lease.headers or {})[CONTENT_TYPE]:.80}")
+    if (lease.headers or {}).get(codec.CONTENT_TYPE, JSON).partition(";")[0].strip() != JSON:
+        raise ValueError(f"its content type is {(lease.headers or {})[codec.CONTENT_TYPE]:.80}")
     return msgspec.json.decode(lease.body)
 
 

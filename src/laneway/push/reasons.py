@@ -10,9 +10,7 @@ from laneway.admin.topic_reasons import TopicExplanation, TopicReason
 from laneway.engines.base import Explanation, FullEngine
 from laneway.policy import handling_patterns
 from laneway.push import delivery_log, table
-from laneway.push.delivery_log import AttemptInfo
 from laneway.push.secret_store import KEY_VARIABLE
-from laneway.push.table import Record
 from laneway.units import SECOND, counted
 
 WAITS = frozenset(("back_off", "probe", "retry"))
@@ -104,7 +102,7 @@ def explain_message(
     return found
 
 
-def _add_sent(engine: FullEngine, found: Explanation, topic: str, record: Record) -> None:
+def _add_sent(engine: FullEngine, found: Explanation, topic: str, record: table.Record) -> None:
     """Add what the delivery log has of a message that has ended."""
     last = delivery_log.last_attempt(engine, topic, found.id)
     if last is not None:
@@ -138,7 +136,7 @@ def _have_one(engine: FullEngine, found: TopicExplanation) -> str:
     return "workers push the messages of its pattern" if is_pushed else ""
 
 
-def _decides(record: Record, found: TopicExplanation, own: list[TopicReason]) -> bool:
+def _decides(record: table.Record, found: TopicExplanation, own: list[TopicReason]) -> bool:
     """Whether the endpoint is the first reason."""
     first = found.reasons[0].cause if found.reasons else "empty"
     if first == "empty" and record.events:
@@ -150,7 +148,7 @@ def _decides(record: Record, found: TopicExplanation, own: list[TopicReason]) ->
 
 
 def _of_record(
-    engine: FullEngine, topic: str, record: Record, now_us: int
+    engine: FullEngine, topic: str, record: table.Record, now_us: int
 ) -> Iterator[TopicReason]:
     quoted = shlex.quote(topic)
     if record.disabled is not None:
@@ -188,7 +186,7 @@ def _add_next_try(
         own[at] = TopicReason("endpoint", text, own[at].advice)
 
 
-def _lacks_key(engine: FullEngine, record: Record, now_us: int) -> str | None:
+def _lacks_key(engine: FullEngine, record: table.Record, now_us: int) -> str | None:
     """That workers which push lack the key of an endpoint's secrets."""
     needed = table.missing_key(record, (), now_us)
     if needed is None:
@@ -206,7 +204,7 @@ def _lacks_key(engine: FullEngine, record: Record, now_us: int) -> str | None:
     return f"the secrets of its endpoint need the key {needed}, which {who}"
 
 
-def _condition_text(record: Record, now_us: int) -> str | None:
+def _condition_text(record: table.Record, now_us: int) -> str | None:
     """What its endpoint answers, if that holds messages up."""
     condition = record.condition
     if record.disabled is not None:
@@ -231,7 +229,7 @@ def _condition_text(record: Record, now_us: int) -> str | None:
     )
 
 
-def _events_text(record: Record) -> str:
+def _events_text(record: table.Record) -> str:
     return (
         f"its endpoint takes only the events {', '.join(record.events[:SHOWN_EVENTS])}"
         f"{', …' if len(record.events) > SHOWN_EVENTS else ''}; messages of other types are"
@@ -253,11 +251,11 @@ def _add_last_attempt(engine: FullEngine, found: TopicExplanation, now_us: int) 
     found.reasons = [each for each in found.reasons if each.cause != "empty"]
 
 
-def _when(attempt: AttemptInfo, now_us: int) -> str:
+def _when(attempt: delivery_log.AttemptInfo, now_us: int) -> str:
     return _ago(round(attempt.at * SECOND), now_us)
 
 
-def _result(attempt: AttemptInfo) -> str:
+def _result(attempt: delivery_log.AttemptInfo) -> str:
     answer = attempt.text or f"HTTP {attempt.status}"
     return f"{attempt.result}, {answer[: topic_reasons.MOST_TEXT]}"
 

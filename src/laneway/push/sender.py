@@ -39,7 +39,6 @@ from laneway.push.delivery_log import Entry, LogWriter, Result
 from laneway.push.events import EndpointEvents
 from laneway.push.notifications import HOUR_US, TOPIC as NOTIFICATIONS, notify
 from laneway.push.outcomes import AttemptFailed, Released
-from laneway.push.resolver import Host, Resolver
 from laneway.push.stored_counts import CLASSES, COUNTS, Counts
 from laneway.push.table import Record
 from laneway.push.targets import Target, destination_of, fill, headers_for
@@ -119,7 +118,7 @@ class Sender:
         self._secrets = secret_store.of_process(settings.url())
         self._proxy = settings.proxy or os.environ.get(PROXY_VARIABLE) or None
         self._loop = asyncio.get_running_loop()
-        self._resolver = Resolver(self._loop, settings.lookup)
+        self._resolver = resolver.Resolver(self._loop, settings.lookup)
         self._most_of_topic = max(LEAST_OF_TOPIC, concurrency // PARTS)
         self._most_waiting = max(1, concurrency // NAME_PARTS)
         opened = self._guard.opened()
@@ -135,7 +134,7 @@ class Sender:
         self._runner = _Runner(self)
         self._slots: dict[WorkerDelivery, Slot] = {}
         """The requests in flight."""
-        self._waiting: dict[WorkerDelivery, tuple[Host, Target, asyncio.TimerHandle]] = {}
+        self._waiting: dict[WorkerDelivery, tuple[resolver.Host, Target, asyncio.TimerHandle]] = {}
         """Units whose host is being looked up."""
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="laneway-push")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="laneway-push-notes")
@@ -370,7 +369,7 @@ class Sender:
         )
         self._slots[unit] = transport.start(request)
 
-    def _wait_for(self, host: Host, unit: WorkerDelivery, target: Target) -> None:
+    def _wait_for(self, host: resolver.Host, unit: WorkerDelivery, target: Target) -> None:
         """
         Send a unit when its host has been looked up. Most names take milliseconds, so units wait
         for them with a slot; the ones that wait longest lose it to newer ones.
@@ -390,7 +389,7 @@ class Sender:
         timer.cancel()
         self._put_back(unit, target, host)
 
-    def _put_back(self, unit: WorkerDelivery, target: Target, host: Host) -> None:
+    def _put_back(self, unit: WorkerDelivery, target: Target, host: resolver.Host) -> None:
         """
         Return a unit whose host is being looked up. The longer that takes, the less often, and not
         at the same moment as those of other hosts that hang. A name that failed before is expected
@@ -404,7 +403,7 @@ class Sender:
         text = f"the address of {host.name} is being looked up"
         self._back_off(unit, target, text, breaker.jittered(max(AGAIN_SECONDS, seconds)))
 
-    def _age(self, host: Host) -> float:
+    def _age(self, host: resolver.Host) -> float:
         return self._loop.time() - host.asked_at
 
     def _looked_up(self, unit: WorkerDelivery) -> None:

@@ -24,7 +24,6 @@ from laneway.printable import meant_or_known
 from laneway.push import payloads, secret_store, signature
 from laneway.push.address_guard import Guard, check_url, split_url
 from laneway.push.notifications import notify
-from laneway.push.secret_store import SecretStore
 from laneway.subscriptions import SEPARATOR
 
 KIND: Literal["endpoint"] = "endpoint"
@@ -287,7 +286,7 @@ def changed(
     topic: str,
     before: Record | None,
     fields: Mapping[str, Any],
-    secrets: SecretStore,
+    secrets: secret_store.SecretStore,
     guard: Guard,
     now_us: int,
     *,
@@ -351,7 +350,9 @@ def check_endpoint_topic(topic: str) -> str:
     return topic
 
 
-def _sealed(topic: str, headers: dict[str, str], secrets: SecretStore) -> dict[str, Any]:
+def _sealed(
+    topic: str, headers: dict[str, str], secrets: secret_store.SecretStore
+) -> dict[str, Any]:
     """Headers apart: those that anybody may see, and encrypted ones."""
     hidden = {name: text for name, text in headers.items() if is_secret_header(name)}
     return {
@@ -389,13 +390,19 @@ def is_secret_header(name: str) -> bool:
     return any(word in name.lower() for word in SECRET_WORDS)
 
 
-def _secret(topic: str, key: signature.Key, secrets: SecretStore, now_us: int) -> Secret:
+def _secret(
+    topic: str, key: signature.Key, secrets: secret_store.SecretStore, now_us: int
+) -> Secret:
     sealed = secrets.encrypt(key.secret, topic)
     return Secret(sealed, key.hint, now_us, is_ed25519=key.is_ed25519)
 
 
 def rotated(
-    topic: str, record: Record, secrets: SecretStore, now_us: int, given: str | None = None
+    topic: str,
+    record: Record,
+    secrets: secret_store.SecretStore,
+    now_us: int,
+    given: str | None = None,
 ) -> tuple[Record, str]:
     """
     A record with a new secret, and what the receiver gets of it. The old ones sign for 24 hours.
@@ -495,7 +502,7 @@ def change(engine: Records, topic: str, changed: Callable[[Record], Record]) -> 
 def set_many(
     engine: Records,
     changes: Iterable[tuple[str, Mapping[str, Any]]],
-    secrets: SecretStore,
+    secrets: secret_store.SecretStore,
     guard: Guard,
     *,
     is_trusted: bool = True,

@@ -19,7 +19,6 @@ from laneway.push import breaker, payloads, secret_store, table
 from laneway.push.address_guard import PROXY_VARIABLE, of_process
 from laneway.push.answers import Answer, judge
 from laneway.push.attempt import hidden, shown
-from laneway.push.table import Record
 
 if TYPE_CHECKING:
     from laneway.push.targets import Target
@@ -73,11 +72,11 @@ def send_test(engine: FullEngine, url: str, topic: str) -> TrialResult:
         return thread.submit(asyncio.run, _send(target, topic)).result()
 
 
-def _counted(engine: FullEngine, topic: str) -> Record:
+def _counted(engine: FullEngine, topic: str) -> table.Record:
     """The endpoint's record, with this test counted."""
     now_us = table.now()
 
-    def counted(record: Record) -> Record:
+    def counted(record: table.Record) -> table.Record:
         since = now_us - TEST_SECONDS * units.SECOND
         tests = [each for each in record.tests_us if each > since]
         if len(tests) >= TESTS:
@@ -117,7 +116,7 @@ async def _send(target: Target, topic: str) -> TrialResult:
     return _result(answer, headers, topic, record)
 
 
-def _still(topic: str, record: Record) -> str:
+def _still(topic: str, record: table.Record) -> str:
     """What keeps messages from an endpoint although it takes the test request."""
     quoted, state = shlex.quote(topic), table.state_of(record)
     if state == "disabled":
@@ -129,7 +128,7 @@ def _still(topic: str, record: Record) -> str:
     return ""
 
 
-def _result(answer: Answer, headers: list[bytes], topic: str, record: Record) -> TrialResult:
+def _result(answer: Answer, headers: list[bytes], topic: str, record: table.Record) -> TrialResult:
     verdict = judge(
         answer, dead_on=record.dead_on, duplicate_ok=record.duplicate_ok, now=table.now() / 1e6
     )

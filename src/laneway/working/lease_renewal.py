@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Mapping
 
 from laneway import units
-from laneway.units import FOREVER
 from laneway.working import overdue
 from laneway.working.worker_delivery import WorkerDelivery
 
@@ -22,7 +21,7 @@ class LeaseRenewal:
     """
 
     def __init__(self) -> None:
-        self.next_look = float(FOREVER)
+        self.next_look = float(units.FOREVER)
         """
         When the first lease is due, or handlers are looked at next (monotonic seconds); see
         `overdue`.
@@ -42,7 +41,7 @@ class LeaseRenewal:
         """The deliveries whose lease has to be extended now, by the lease's length (µs)."""
         now = time.monotonic()
         due: dict[int, list[WorkerDelivery]] = {}
-        self.next_look = float(FOREVER)
+        self.next_look = float(units.FOREVER)
         for delivery in held:
             length = delivery.length_us / units.SECOND
             extend_at = delivery.expires - length * (PARTS - 1) / PARTS

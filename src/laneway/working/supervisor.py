@@ -30,7 +30,6 @@ import msgspec
 from laneway.errors import EngineUnavailable, LanewayError, UsageError
 from laneway.printable import escaped, without_passwords
 from laneway.working import child_processes, log_format
-from laneway.working.child_processes import Process
 from laneway.working.election_threads import ElectionThreads
 from laneway.working.event_loop import handled
 from laneway.working.options import Options, Summary
@@ -186,7 +185,7 @@ class _SupervisedWorker:
         self.number = number
         self.is_wanted = True
         self.restart_at = 0.0
-        self.process: Process | None = None
+        self.process: child_processes.Process | None = None
         self.answers: Connection | None = None
         """The pipe on which it sends its summary; None once that is closed."""
         self.summary = Summary()

@@ -18,7 +18,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from laneway.cli.development import sink_page
-from laneway.cli.development.sink_page import Entry, Switches
 from laneway.errors import UsageError
 
 HOST = "127.0.0.1"
@@ -45,8 +44,8 @@ class Sink:
 
     def __init__(self, port: int) -> None:
         """Port 0: any. A port that is taken: the next free one. Raises UsageError."""
-        self.switches = Switches()
-        self.entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
+        self.switches = sink_page.Switches()
+        self.entries: deque[sink_page.Entry] = deque(maxlen=MAX_ENTRIES)
         self._count = 0
         self._lock = threading.Lock()
         self._server = _listen(port, lambda *given: _Connection(self, *given))
@@ -83,7 +82,7 @@ class Sink:
         with self._lock:
             self._count += 1
             self.entries.appendleft(
-                Entry(
+                sink_page.Entry(
                     self._count,
                     time.time(),
                     method,
@@ -95,16 +94,16 @@ class Sink:
                 )
             )
 
-    def after(self, number: int) -> list[Entry]:
+    def after(self, number: int) -> list[sink_page.Entry]:
         """The requests since that one, the newest first."""
         with self._lock:
             return [each for each in self.entries if each.number > number]
 
 
-def switches_of(form: str) -> Switches:
+def switches_of(form: str) -> sink_page.Switches:
     """Read the switches of a form, like `status=503&delay=2`. Raises ValueError."""
     fields = {name: values[-1] for name, values in parse_qs(form, keep_blank_values=True).items()}
-    unknown = fields.keys() - set(Switches.__struct_fields__)
+    unknown = fields.keys() - set(sink_page.Switches.__struct_fields__)
     if unknown:
         raise ValueError(f"unknown switch {min(unknown)!r:.40}; available: status, delay, close")
     status, delay = fields.get("status") or "200", fields.get("delay") or "0"
@@ -116,7 +115,9 @@ def switches_of(form: str) -> Switches:
         seconds = -1.0
     if not 0 <= seconds <= MAX_DELAY:
         raise ValueError(f"delay: expected 0 to {MAX_DELAY:g} seconds, got {delay!r:.40}")
-    return Switches(int(status), seconds, fields.get("close", "") not in ("", "no", "0", "false"))
+    return sink_page.Switches(
+        int(status), seconds, fields.get("close", "") not in ("", "no", "0", "false")
+    )
 
 
 def _listen(first: int, connection: Callable[..., _Connection]) -> ThreadingHTTPServer:

@@ -24,7 +24,6 @@ from laneway.compat.celery.conf import Conf
 from laneway.compat.celery.control import Control, rate_of
 from laneway.compat.celery.flows import Signature
 from laneway.compat.celery.results import AsyncResult, GroupResult
-from laneway.compat.celery.signals import Signal
 from laneway.compat.celery.task import ATTRIBUTES, FOREVER, IGNORED, NO_MEANING, Task
 from laneway.compat.celery.when import options_of
 from laneway.errors import UsageError
@@ -84,11 +83,11 @@ class Celery:
         """The names of its schedules."""
         self._finalized = False
         self.Task: type[Task] = _class_of(task_cls)
-        self.on_after_configure = Signal(
+        self.on_after_configure = signals.Signal(
             "on_after_configure",
             "The application's settings are known, and its worker starts: sender.",
         )
-        self.on_after_finalize = Signal(
+        self.on_after_finalize = signals.Signal(
             "on_after_finalize", "The application's tasks are known: sender."
         )
         self.control = Control(self)

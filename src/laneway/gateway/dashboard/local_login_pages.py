@@ -12,7 +12,6 @@ from laneway.gateway.http import Request, Response
 from laneway.gateway.login import local_login, origins, sessions
 from laneway.gateway.login.access import check_local
 from laneway.gateway.login.browser_session import SESSION_SECONDS
-from laneway.gateway.login.local_login import LocalLogin
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.sessions import is_logged_in, local_path
 
@@ -45,7 +44,7 @@ def login_page(
 class LocalLoginPages(Extension):
     """The login of `laneway dev` and `laneway serve`."""
 
-    def __init__(self, logins: LocalLogin) -> None:
+    def __init__(self, logins: local_login.LocalLogin) -> None:
         self._logins = logins
         self.routes = (page("POST", "/login/code", None, self.exchange, form=CodeForm),)
 

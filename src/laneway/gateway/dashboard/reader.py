@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 from laneway.admin import top_topics
-from laneway.admin.top_topics import MEASURES, ListOrder
 from laneway.admin.workers import Coverage
 from laneway.engines.base import (
     FullEngine,
@@ -23,7 +22,6 @@ from laneway.engines.base import (
     WorkerView,
 )
 from laneway.history import figures, sampling
-from laneway.history.figures import History
 from laneway.history.records import Row
 from laneway.policy import PolicyTable
 
@@ -104,7 +102,11 @@ class Reader:
         return self.once(("topic", name), lambda: self.engine.topic_stats(name))
 
     def topics(
-        self, order: ListOrder, patterns: tuple[str, ...], limit: int, after: str | None = None
+        self,
+        order: top_topics.ListOrder,
+        patterns: tuple[str, ...],
+        limit: int,
+        after: str | None = None,
     ) -> list[TopicStats]:
         """The first topics of an order that one of the patterns covers."""
         found: dict[str, TopicStats] = {}
@@ -115,13 +117,13 @@ class Reader:
             return sorted(found.values(), key=lambda stats: stats.topic)[:limit]
         if len(patterns) == 1:
             return list(found.values())[:limit]
-        now_us, measure = self.now_us(), MEASURES[order]
+        now_us, measure = self.now_us(), top_topics.MEASURES[order]
         return sorted(found.values(), key=lambda stats: (-measure(stats, now_us), stats.topic))[
             :limit
         ]
 
     def _top(
-        self, order: ListOrder, pattern: str, limit: int, after: str | None
+        self, order: top_topics.ListOrder, pattern: str, limit: int, after: str | None
     ) -> list[TopicStats]:
         """At least `limit` topics, if that many exist: a longer list includes the shorter ones."""
         key = "topics", order, pattern, after
@@ -156,10 +158,10 @@ class Reader:
         """The topic groups that have settings, by name."""
         return self.once("groups", self.engine.topic_group_list)
 
-    def history(self, seconds: float) -> History:
+    def history(self, seconds: float) -> figures.History:
         """The history of the last seconds."""
 
-        def read() -> History:
+        def read() -> figures.History:
             return figures.read(
                 self.engine, last=seconds, latest=self.latest(), largest=self.largest()
             )

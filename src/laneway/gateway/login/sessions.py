@@ -33,7 +33,6 @@ from laneway.gateway.http import Request
 from laneway.gateway.login import local_login, origins
 from laneway.gateway.login.access import EVERYTHING, Caller
 from laneway.gateway.login.browser_session import SESSION_SECONDS, Session
-from laneway.gateway.login.local_login import LocalLogin
 from laneway.gateway.login.shared_key import shared_key
 from laneway.gateway.login.tokens import TokenCheck, unauthenticated
 from laneway.gateway.problems import Problem
@@ -193,7 +192,7 @@ class Sessions:
     """The sessions as a gateway sees them, with a cache. Any thread may call it."""
 
     def __init__(
-        self, runtime: Runtime, tokens: TokenCheck, login: LocalLogin | None = None
+        self, runtime: Runtime, tokens: TokenCheck, login: local_login.LocalLogin | None = None
     ) -> None:
         """`login`: its sessions are valid, too, and its key signs all of them."""
         self._runtime = runtime

@@ -27,7 +27,6 @@ from laneway.gateway.schema import (
     TopicMessageBody,
 )
 from laneway.gateway.waiting import long_poll
-from laneway.gateway.waiting.long_poll import Wanted
 from laneway.gateway.wire import delivery_of, draft_of, encode, moment_or_none
 from laneway.message import Action, Batch, Draft, Settlement
 
@@ -82,7 +81,7 @@ def wanted_of(
     named: list[str] | None,
     span: Span | None,
     priorities: tuple[int, int] | None,
-) -> Wanted:
+) -> long_poll.Wanted:
     """What a request leases, which the caller may see. Raises UsageError, Problem."""
     caller = call.caller
     topics = arguments.topics("lease", named)
@@ -97,7 +96,7 @@ def wanted_of(
                 pointer="#/topics",
             )
         only = caller.patterns
-    return Wanted(
+    return long_poll.Wanted(
         arguments.pool("lease", pool),
         None if topics is None else tuple(topics),
         only,
@@ -106,7 +105,7 @@ def wanted_of(
     )
 
 
-async def check_shared(call: Call, wanted: Wanted) -> None:
+async def check_shared(call: Call, wanted: long_poll.Wanted) -> None:
     """Raise Problem if a topic is that of a subscription with one consumer: no lease gets it."""
     copies = [topic for topic in wanted.topics or () if subscriptions.is_copy(topic)]
     if copies:

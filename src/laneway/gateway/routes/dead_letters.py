@@ -11,7 +11,6 @@ import msgspec
 
 from laneway import arguments, units
 from laneway.admin import dead_letters
-from laneway.admin.dead_letters import PAGE, spacing_us
 from laneway.admin.fingerprints import fingerprint_of, grouped
 from laneway.engines.base import FullEngine, MessageView
 from laneway.gateway.call import Call
@@ -229,7 +228,7 @@ def _answer(call: Call, view: MessageView) -> DeadLetterAnswer:
 
 def _letters(call: Call, topic: str | None, after: int) -> Iterator[Letter]:
     """The dead letters behind a number, read page by page."""
-    while page := call.engine.dead_list(topic, limit=PAGE, after=after):
+    while page := call.engine.dead_list(topic, limit=dead_letters.PAGE, after=after):
         yield from page
         after = page[-1][0]
 
@@ -300,7 +299,7 @@ def _batches(
     if fingerprint is not None:
         after, until_us = 0, engine.time_us(topic)
         wanted = None if ids is None else set(ids)
-        while page := engine.dead_list(topic, limit=PAGE, after=after):
+        while page := engine.dead_list(topic, limit=dead_letters.PAGE, after=after):
             after = page[-1][0]
             named = [
                 view.id
@@ -329,7 +328,7 @@ def _drop_in_steps(
     limit: int,
 ) -> Iterator[int]:
     """Drop dead letters, the oldest first; yields how many each step has dropped."""
-    for batch in _batches(engine, topic, ids, fingerprint, PAGE):
+    for batch in _batches(engine, topic, ids, fingerprint, dead_letters.PAGE):
         if batch is None:
             yield 0
             continue
@@ -352,10 +351,10 @@ def _redrive_in_steps(
     pause: Pause,
 ) -> Iterator[int]:
     """As `_drop_in_steps`: put them back, all immediately or at a rate."""
-    spacing, began, done = spacing_us(rate), time.monotonic(), 0
-    size = PAGE
+    spacing, began, done = dead_letters.spacing_us(rate), time.monotonic(), 0
+    size = dead_letters.PAGE
     if spacing:
-        size = max(1, min(PAGE, round(AHEAD_SECONDS * units.SECOND / spacing)))
+        size = max(1, min(dead_letters.PAGE, round(AHEAD_SECONDS * units.SECOND / spacing)))
     for batch in _batches(engine, topic, ids, fingerprint, size):
         if batch is None:
             yield 0

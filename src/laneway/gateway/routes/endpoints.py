@@ -38,7 +38,6 @@ from laneway.gateway.wire import encode, past_us
 from laneway.policy import check_pattern, check_topic
 from laneway.push import endpoint as endpoints, replay as replays
 from laneway.push.delivery_log import AttemptInfo, search
-from laneway.push.endpoint import Endpoint, EndpointInfo
 from laneway.push.table import EnabledRecently, now
 
 HIDDEN = "…"
@@ -57,7 +56,7 @@ def list_endpoints(call: Call) -> EndpointsAnswer:
     """List endpoints by topic, with their condition."""
     query: EndpointsQuery = call.query
     check_pattern(query.pattern)
-    found: dict[str, EndpointInfo] = {}
+    found: dict[str, endpoints.EndpointInfo] = {}
     following: list[str] = []
     for pattern in call.caller.narrowed(query.pattern):
         page, next_ = endpoints.list_endpoints(
@@ -143,7 +142,7 @@ def test(call: Call) -> TestAnswer:
     return answer
 
 
-def endpoint_of(call: Call) -> Endpoint:
+def endpoint_of(call: Call) -> endpoints.Endpoint:
     """The path's endpoint. Raises Problem if it does not exist."""
     topic = call.topic
     try:
@@ -160,7 +159,7 @@ def _hide_secrets(body: dict[str, Any]) -> None:
         body["headers"] = dict.fromkeys(headers, HIDDEN)
 
 
-def _answer(info: EndpointInfo) -> EndpointAnswer:
+def _answer(info: endpoints.EndpointInfo) -> EndpointAnswer:
     fields = msgspec.structs.asdict(info)
     for name in ("created", "changed", "failing_since", "busy_since"):
         if fields[name] is not None:
@@ -220,7 +219,7 @@ def _set(call: Call, number: int, lines: list[bytes]) -> list[EndpointLineAnswer
             valid.append((answer, *_read_line(call, line, answer.line)))
         except (Problem, LanewayError) as error:
             answer.problem = str(error)
-    by_topic: dict[str, Endpoint] = {}
+    by_topic: dict[str, endpoints.Endpoint] = {}
     if len({topic for _, topic, _ in valid}) == len(valid):
         try:
             changes = [(topic, fields) for _, topic, fields in valid]

@@ -31,7 +31,6 @@ from laneway.gateway.wire import checked_json, encode, moment
 from laneway.message import Message
 from laneway.policy import check_topic
 from laneway.schedules import store
-from laneway.schedules.store import Options, Planned
 from laneway.tasks.job import Job, JobState, job_of
 from laneway.units import SECOND
 
@@ -145,7 +144,7 @@ def set_schedule(call: Call) -> StoredAnswer:
     content = msgspec.json.decode(checked_json(body.topic, body.body))
     message = Message(check_topic(body.topic), content, body.key, headers=body.headers)
     given = {name: getattr(body, name) for name in ("every", "cron", "at", "timezone", "missed")}
-    options: Options = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
+    options: store.Options = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
     schedule = store.declared("schedule", call.parameters["name"], message, options)
     return StoredAnswer(store.put(call.engine, schedule))
 
@@ -181,7 +180,7 @@ def _set_paused(call: Call, *, paused: bool | None) -> ScheduleAnswer:
     return _schedule(_found(call, name), is_paused=bool(paused))
 
 
-def _found(call: Call, name: str) -> Planned:
+def _found(call: Call, name: str) -> store.Planned:
     found = store.find(call.engine, name)
     if found is None:
         raise _no_schedule(name)
@@ -198,7 +197,7 @@ def _name(call: Call) -> str:
     return name
 
 
-def _schedule(planned: Planned, *, is_paused: bool | None = None) -> ScheduleAnswer:
+def _schedule(planned: store.Planned, *, is_paused: bool | None = None) -> ScheduleAnswer:
     fields = msgspec.structs.asdict(planned)
     if is_paused is not None:
         fields["is_paused"] = is_paused

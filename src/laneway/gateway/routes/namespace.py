@@ -27,7 +27,6 @@ from laneway.gateway.schema import (
 )
 from laneway.gateway.wire import moment, overview_answer, past_us
 from laneway.history import figures
-from laneway.history.figures import HistoryRow
 from laneway.units import SECOND
 from laneway.working.commands import WorkerCommand
 
@@ -77,7 +76,7 @@ def show_history(call: Call) -> HistoryAnswer:
     )
 
 
-def _row(row: HistoryRow) -> dict[str, Any]:
+def _row(row: figures.HistoryRow) -> dict[str, Any]:
     return {**msgspec.structs.asdict(row), "start": moment(round(row.start * SECOND))}
 
 

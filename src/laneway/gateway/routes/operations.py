@@ -13,7 +13,6 @@ from laneway.gateway import operations
 from laneway.gateway.call import Call
 from laneway.gateway.http import Response
 from laneway.gateway.login.access import Scope
-from laneway.gateway.operations import Operation, Pause
 from laneway.gateway.problems import Problem
 from laneway.gateway.schema import OperationAnswer, OperationBegun, OperationsAnswer
 from laneway.gateway.wire import encode, operation_answer
@@ -62,7 +61,7 @@ def begun(call: Call, operation_id: str, answer: msgspec.Struct) -> Response:
     )
 
 
-def _found(call: Call, scope: Scope) -> Operation:
+def _found(call: Call, scope: Scope) -> operations.Operation:
     operation_id = call.parameters["id"]
     is_id = operation_id.isascii() and operation_id.isalnum() and len(operation_id) <= 40
     operation = operations.find(call.engine, operation_id) if is_id else None
@@ -71,7 +70,7 @@ def _found(call: Call, scope: Scope) -> Operation:
     return operation
 
 
-def _is_allowed(call: Call, operation: Operation, scope: Scope) -> bool:
+def _is_allowed(call: Call, operation: operations.Operation, scope: Scope) -> bool:
     """Whether the caller has begun the operation, or its scope and topics include it."""
     caller = call.caller
     if caller.token is not None and operation.token == caller.token:
@@ -114,7 +113,7 @@ def _running(engine: FullEngine) -> str | None:
     return None
 
 
-def _doctor_steps(engine: FullEngine, pause: Pause) -> Iterator[DoctorStep]:
+def _doctor_steps(engine: FullEngine, pause: operations.Pause) -> Iterator[DoctorStep]:
     written_at = 0.0
     for step in engine.doctor_steps(pause):
         if step.checks:

@@ -13,7 +13,6 @@ from laneway.gateway import problems
 from laneway.gateway.call import Call
 from laneway.gateway.http import JSON_TYPES, NDJSON, Request, Response, Stream, decoded
 from laneway.gateway.login.access import Caller
-from laneway.gateway.problems import Problem
 from laneway.gateway.schema import (
     MAX_BATCH,
     LineAnswer,
@@ -113,7 +112,7 @@ async def publish_many(call: Call) -> Response | Stream:
     if request.content_type == LINES:
         return Stream(_lines(call), NDJSON)
     if request.content_type not in JSON_TYPES:
-        raise Problem(
+        raise problems.Problem(
             "unsupported-media",
             f"expected application/json or {LINES}, got {request.content_type:.80}; with curl:"
             f" -H 'content-type: {LINES}'",
@@ -123,7 +122,7 @@ async def publish_many(call: Call) -> Response | Stream:
         messages = _read_messages(content)
     except problems.DECODE_ERRORS as error:
         if "length <=" in str(error):
-            raise Problem(
+            raise problems.Problem(
                 "too-large", f"the list has more than {MAX_BATCH:,} messages; send several lists"
             ) from None
         raise problems.invalid(error, Messages, "body", content) from None
@@ -137,7 +136,7 @@ def _checked(caller: Caller, position: int, message: TopicMessageBody) -> Draft:
     try:
         draft = draft_of(message.topic, message)
     except BadMessage as error:
-        raise Problem(
+        raise problems.Problem(
             "bad-message", f"message {position}: {error}", pointer=f"#/{position}"
         ) from error
     if not caller.sees_all:
@@ -169,7 +168,7 @@ async def _lines(call: Call) -> AsyncIterator[bytes]:
                     answers = await _answer_lines(call, number, part)
                     number += len(part)
                     yield _write_lines(answers)
-    except Problem as problem:  # a line that is too large, or does not end in time
+    except problems.Problem as problem:  # a line that is too large, or does not end in time
         yield encode(LineAnswer(number + 1, problem=str(problem))) + b"\n"
 
 
@@ -217,7 +216,7 @@ def _read_each(caller: Caller, lines: list[bytes], answers: list[LineAnswer]) ->
         except problems.DECODE_ERRORS as error:
             what = f"line {answer.line}"
             answer.problem = str(problems.invalid(error, TopicMessageBody, what, line))
-        except (Problem, LanewayError) as error:
+        except (problems.Problem, LanewayError) as error:
             answer.problem = str(error)
         else:
             messages.append(message)
@@ -237,7 +236,7 @@ def _raw_message(request: Request, content: bytes) -> tuple[MessageBody, bytes |
     The message with its options in headers, and its body, if that is not JSON.
     """
     if request.content_type == FORM:
-        raise Problem(
+        raise problems.Problem(
             "unsupported-media",
             f"the content type {FORM} is what curl sends by default; add -H 'content-type:"
             " application/json', or the body's own type",
@@ -253,7 +252,7 @@ def _raw_message(request: Request, content: bytes) -> tuple[MessageBody, bytes |
                 options[name.replace("-", "_")] = value
             else:
                 known = ", ".join(f"x-laneway-{each}" for each in OPTIONS).replace("_", "-")
-                raise Problem(
+                raise problems.Problem(
                     "unknown-field",
                     f'unknown header "x-laneway-{name[:80]}"; available: {known},'
                     " x-laneway-header-NAME",

@@ -15,7 +15,6 @@ from laneway.gateway.login import origins, sessions
 from laneway.gateway.login.access import Caller
 from laneway.gateway.login.browser_session import SESSION_SECONDS, Session
 from laneway.gateway.pages import login_page
-from laneway.gateway.problems import Problem
 from laneway.gateway.schema import LoginAnswer, LoginBody, LoginQuery
 from laneway.gateway.wire import encode, moment
 from laneway.units import SECOND
@@ -49,7 +48,7 @@ async def is_logged_in(call: Call) -> bool:
         return False
     try:
         return kept.cached(request) is not None or bool(await call.services.run(kept.read, request))
-    except Problem:
+    except problems.Problem:
         return False
 
 
@@ -70,12 +69,12 @@ async def log_in(call: Call) -> Response:
     """
     request = call.request
     if request.header(b"sec-fetch-site") == "none" or origins.is_of_other_site(request):
-        raise Problem("forbidden", "a login comes from the gateway's own page")
+        raise problems.Problem("forbidden", "a login comes from the gateway's own page")
     sessions.check_secure(request)
     if request.content_type == FORM:
         return await _by_form(call)
     if request.content_type != "application/json":
-        raise Problem(
+        raise problems.Problem(
             "unsupported-media",
             f"expected the content type application/json, got {request.content_type:.80}",
         )
@@ -100,7 +99,7 @@ async def _by_form(call: Call) -> Response:
     following = local_path(form.get("next", [""])[0])
     try:
         caller = await _caller(call, form.get("token", [""])[0].strip())
-    except Problem as problem:
+    except problems.Problem as problem:
         status, _ = problems.KINDS[problem.kind]
         page = _page(call, following, str(problem))
         page.status = status
@@ -134,8 +133,8 @@ async def log_out(call: Call) -> Response:
     caller = None
     if kept.has_cookie(request):
         if not origins.is_same_origin(request):
-            raise Problem("forbidden", "a logout comes from the gateway's own page")
-        with contextlib.suppress(Problem):  # it has ended already
+            raise problems.Problem("forbidden", "a logout comes from the gateway's own page")
+        with contextlib.suppress(problems.Problem):  # it has ended already
             caller = kept.cached(request)
             if caller is None:
                 caller = await call.services.run(kept.read, request)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from laneway.admin import audit_log
-from laneway.admin.audit_log import MAX_DIGITS
 from laneway.admin.policies import operator_fields
 from laneway.gateway.call import Call
 from laneway.gateway.http import Response
 from laneway.gateway.login import tokens
-from laneway.gateway.login.tokens import Token
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.policies import change_answer
 from laneway.gateway.schema import (
@@ -66,11 +64,11 @@ def revoke_token(call: Call) -> TokenAnswer:
     return _answer(token_id, tokens.revoke(call.engine, token_id))
 
 
-def _answer(token_id: str, token: Token) -> TokenAnswer:
+def _answer(token_id: str, token: tokens.Token) -> TokenAnswer:
     return TokenAnswer(**_fields(token_id, token))
 
 
-def _fields(token_id: str, token: Token) -> dict[str, Any]:
+def _fields(token_id: str, token: tokens.Token) -> dict[str, Any]:
     return {
         "id": token_id,
         "name": token.name,
@@ -119,7 +117,7 @@ def list_changes(call: Call) -> AuditAnswer:
 def undo_change(call: Call) -> Response:
     """Give a policy the operator's fields that it had before a change."""
     number = call.parameters["number"]
-    is_number = number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS
+    is_number = number.isascii() and number.isdigit() and len(number) <= audit_log.MAX_DIGITS
     change = audit_log.find(call.engine, int(number)) if is_number else None
     if change is None:
         raise Problem("not-found", f'there is no change with the number "{number[:20]}"')

@@ -6,9 +6,6 @@ from typing import Any
 
 from laneway import arguments, units
 from laneway.admin import messages, policies, subscriptions, top_topics
-from laneway.admin.messages import MessageAction
-from laneway.admin.policies import operator_fields
-from laneway.admin.top_topics import MEASURES
 from laneway.engines.base import MessageView, TopicStats
 from laneway.errors import Refused
 from laneway.gateway import visible_reasons
@@ -65,7 +62,7 @@ def list_topics(call: Call) -> TopicsAnswer:
     if query.order == "name":
         found.sort(key=lambda stats: stats.topic)
     else:
-        measure = MEASURES[query.order]
+        measure = top_topics.MEASURES[query.order]
         found.sort(key=lambda stats: (-measure(stats, now_us), stats.topic))
     unique = list({stats.topic: stats for stats in found}.values())[: query.limit]
     is_full = len(unique) == query.limit
@@ -210,7 +207,7 @@ def lookup(call: Call) -> LookupAnswer:
 
 def pause(call: Call) -> Response:
     """Stop delivery from a topic; it still accepts messages."""
-    before = operator_fields(call.engine, call.topic)
+    before = policies.operator_fields(call.engine, call.topic)
     call.engine.policy_set("operator", call.topic, {"paused": True})
     return _answer(call, before)
 
@@ -221,7 +218,7 @@ def resume(call: Call) -> Response:
 
     It is refused if the topic's endpoint is disabled.
     """
-    before = operator_fields(call.engine, call.topic)
+    before = policies.operator_fields(call.engine, call.topic)
     policies.resume(call.engine, call.topic)
     return _answer(call, before)
 
@@ -306,7 +303,9 @@ def release(call: Call) -> MessageActionAnswer:
     return _act(call, "release")
 
 
-def _act(call: Call, action: MessageAction, reason: str | None = None) -> MessageActionAnswer:
+def _act(
+    call: Call, action: messages.MessageAction, reason: str | None = None
+) -> MessageActionAnswer:
     topic, message_id = visible_topic(call), call.parameters["id"]
     try:
         done = messages.act(call.engine, action, message_id, topic, reason)

@@ -13,7 +13,6 @@ from laneway.gateway.dashboard.actions import MOST_TOPICS
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import DeadQuery
 from laneway.gateway.dashboard.view import View
-from laneway.gateway.operations import Operation
 from laneway.policy import check_topic
 from laneway.units import SECOND
 
@@ -69,7 +68,7 @@ def _groups(letters: list[MessageView]) -> list[tuple[DeadGroup, list[int]]]:
     return list(found.values())
 
 
-def _operations(view: View) -> list[tuple[str, Operation]]:
+def _operations(view: View) -> list[tuple[str, operations.Operation]]:
     """The operations that run, and those that have ended lately."""
     caller, now_us = view.caller, time.time_ns() // 1000
     found = view.reader.once("operations", lambda: operations.newest(view.engine))

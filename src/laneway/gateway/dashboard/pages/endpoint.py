@@ -18,7 +18,6 @@ from laneway.gateway.problems import Problem
 from laneway.policy import check_topic
 from laneway.push import endpoint, table
 from laneway.push.delivery_log import AttemptInfo, AttemptPage, attempts
-from laneway.push.endpoint import EndpointInfo
 
 SHOWN = 50
 """Attempts in the table; of the last ones, success and latency are shown."""
@@ -85,10 +84,10 @@ def build(view: View) -> dict[str, Any]:
     }
 
 
-def info_of(view: View, topic: str) -> EndpointInfo | None:
+def info_of(view: View, topic: str) -> endpoint.EndpointInfo | None:
     """A topic's endpoint without its secrets, or None if it has none."""
 
-    def read() -> EndpointInfo | None:
+    def read() -> endpoint.EndpointInfo | None:
         try:
             return endpoint.info_of(topic, table.get(view.engine, topic))
         except Refused:

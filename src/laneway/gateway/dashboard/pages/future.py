@@ -11,7 +11,6 @@ from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import FutureQuery
 from laneway.gateway.dashboard.view import View
 from laneway.schedules import store
-from laneway.schedules.store import Firing, Planned
 from laneway.units import SECOND
 
 SHOWN = 100
@@ -42,7 +41,7 @@ MISSED = {
 def build(view: View) -> dict[str, Any]:
     """The variables of the page."""
     after = view.query.after or None
-    planned: list[Planned] = view.reader.once(
+    planned: list[store.Planned] = view.reader.once(
         ("schedules", after), lambda: store.planned(view.engine, SHOWN, after)
     )
     firings = _firings(view, [each.name for each in planned[:WITH_FIRINGS]])
@@ -116,7 +115,7 @@ def _bins(counts: list[int], unit: Unit, now_us: int) -> list[tuple[int, int]]:
     return [(end - length, count) for end, count in zip(ends, counts, strict=True) if count]
 
 
-def _firings(view: View, names: list[str]) -> dict[str, list[Firing]]:
+def _firings(view: View, names: list[str]) -> dict[str, list[store.Firing]]:
     """The last firings of schedules by name; they change seldom, and each takes two calls."""
     return view.reader.seldom(
         ("firings", tuple(names)),

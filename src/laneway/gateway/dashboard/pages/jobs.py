@@ -7,7 +7,6 @@ from typing import Any
 
 from laneway.engines.base import WAIT_BOUNDS_US
 from laneway.gateway.dashboard import charts, flow_graph, heat, words
-from laneway.gateway.dashboard.flow_graph import Graph
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import JobQuery
 from laneway.gateway.dashboard.view import View
@@ -62,7 +61,7 @@ def _job(view: View, query: JobQuery) -> JobState:
     return job_of(view.runtime, query.id, topic).state()
 
 
-def _graph(view: View, job: JobState | None) -> Graph | None:
+def _graph(view: View, job: JobState | None) -> flow_graph.Graph | None:
     """The flow that the job is in; it is read once a second at most."""
     if job is None or job.topic is None or job.is_over:
         return None

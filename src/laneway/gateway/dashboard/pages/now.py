@@ -6,7 +6,6 @@ from typing import Any
 
 from laneway.engines.base import Overview
 from laneway.gateway.dashboard import charts
-from laneway.gateway.dashboard.charts import Window
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import NowQuery
 from laneway.gateway.dashboard.standing_out import FAILING_PART, MOST, health, sentences
@@ -60,12 +59,12 @@ def build(view: View) -> dict[str, Any]:
 
 
 def _links(
-    view: View, window: Window | None, now: int, seconds: float
+    view: View, window: charts.Window | None, now: int, seconds: float
 ) -> list[tuple[str, str | None]]:
     """The links that move the charts in time: texts and paths; without a path: not now."""
     query = view.query
 
-    def link(to: Window | None) -> str:
+    def link(to: charts.Window | None) -> str:
         return view.urls.page(
             "/",
             range=query.range,

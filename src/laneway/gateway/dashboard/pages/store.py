@@ -11,7 +11,6 @@ from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import PageQuery
 from laneway.gateway.dashboard.reader import Reader
 from laneway.gateway.dashboard.view import View
-from laneway.gateway.operations import Operation
 from laneway.history.records import TIME
 from laneway.printable import redacted
 from laneway.store_metrics import TOTALS
@@ -42,7 +41,7 @@ def build(view: View) -> dict[str, Any]:
     }
 
 
-def _doctor(reader: Reader) -> tuple[str, Operation] | None:
+def _doctor(reader: Reader) -> tuple[str, operations.Operation] | None:
     """The doctor's last check, with its id."""
     found = reader.once("operations", lambda: operations.newest(reader.engine))
     return next((each for each in found if each[1].kind == "doctor"), None)
