@@ -278,6 +278,7 @@ def _complete(component: dict[str, Any], struct: Any, *, is_request: bool) -> No
     all of its fields, unless it leaves out those with their defaults.
     """
     properties = component.get("properties", {})
+    has_all = not is_request and not struct.__struct_config__.omit_defaults
     for name, schema in properties.items():
         default = schema.pop("default", None)
         if {} in schema.get("anyOf", ()):  # any JSON
@@ -285,9 +286,9 @@ def _complete(component: dict[str, Any], struct: Any, *, is_request: bool) -> No
         if is_request:
             _restrict(schema, _of_field(VALUES, struct, name, {}))
         schema["description"] = description_of(struct, name)
-        if default not in (None, {}, []):
+        if default not in (None, {}, []) and not has_all:
             schema["description"] += f" Default: `{json.dumps(default)}`."
-    if not is_request and not struct.__struct_config__.omit_defaults:
+    if has_all:
         component["required"] = list(properties)
 
 

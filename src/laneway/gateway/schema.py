@@ -13,9 +13,12 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 
 from laneway.admin.top_topics import ListOrder
+from laneway.admin.topic_reasons import TopicReason
 from laneway.admin.workers import WorkerInfo
 from laneway.codec import MAX_PRIORITY, MIN_PRIORITY
-from laneway.engines.base import HeldState
+from laneway.engines.base import Check, HeldState, TierStats
+from laneway.engines.base.views import Counts
+from laneway.history.figures import HistoryRow, WaitingTimes
 from laneway.message import Outcome, SettlementAnswer
 from laneway.policy import PolicyOptions
 from laneway.schedules.store import Planned
@@ -350,12 +353,8 @@ class ExplainAnswer(msgspec.Struct, kw_only=True):
     message: MessageAnswer | None
 
 
-class ReasonAnswer(msgspec.Struct):
+class ReasonAnswer(TopicReason, frozen=True):
     """A reason why a topic is blocked: its kind, a sentence, and what to do ("": only wait)."""
-
-    cause: str
-    text: str
-    advice: str
 
 
 class ExplainTopicAnswer(msgspec.Struct, kw_only=True):
@@ -510,14 +509,8 @@ class TopicGroupsAnswer(msgspec.Struct):
     truncated: bool = False
 
 
-class TierAnswer(msgspec.Struct):
+class TierAnswer(TierStats):
     """A tier of a pool: its share, its deliveries so far, and its lanes that can deliver now."""
-
-    pool: str
-    tier: str
-    share: float | str
-    delivered: int
-    runnable: int
 
 
 class TierSettingAnswer(msgspec.Struct):
@@ -608,40 +601,18 @@ class RedriveBody(DeadBody, kw_only=True):
 # The namespace
 
 
-class OverviewAnswer(msgspec.Struct, kw_only=True):
+class OverviewAnswer(Counts, kw_only=True):
     """The whole namespace; the counters count since it was created."""
 
     now: Time
     topics: int
-    waiting: int
-    leased: int
-    dead: int
-    bytes: int
-    published: int
-    delivered: int
-    done: int
-    retried: int
-    died: int
-    merged: int
-    expired: int
-    removed: int
     tiers: list[TierAnswer]
 
 
-class HistoryRowAnswer(msgspec.Struct, kw_only=True):
+class HistoryRowAnswer(HistoryRow, kw_only=True):
     """What happened in the `seconds` from `start`."""
 
-    start: Time
-    seconds: float
-    published: int
-    delivered: int
-    done: int
-    retried: int
-    died: int
-    merged: int
-    throttled: float
-    waiting: int
-    oldest: float | None
+    start: Time  # type: ignore[assignment]  # Python has Unix seconds
 
 
 class HistoryPartAnswer(HistoryRowAnswer, kw_only=True):
@@ -651,14 +622,11 @@ class HistoryPartAnswer(HistoryRowAnswer, kw_only=True):
     pattern: str
 
 
-class WaitingTimesAnswer(msgspec.Struct):
+class WaitingTimesAnswer(WaitingTimes):
     """
     How many messages had waited how long when they were delivered: `bounds` are the upper bounds of
     the classes, in seconds; the last class has none.
     """
-
-    bounds: list[float]
-    counts: list[int]
 
 
 class HistoryAnswer(msgspec.Struct, kw_only=True):
@@ -683,14 +651,8 @@ class HistoryAnswer(msgspec.Struct, kw_only=True):
     full_seconds: float | None
 
 
-class CheckAnswer(msgspec.Struct):
+class CheckAnswer(Check, frozen=True):
     """A finding of the doctor."""
-
-    name: str
-    ok: bool
-    detail: str
-    advice: str
-    available: bool
 
 
 class OperationAnswer(msgspec.Struct, kw_only=True):
