@@ -104,6 +104,23 @@ def test_buffers_over_a_backlog_of_topics(server: PostgresServer) -> None:
     assert costs[-1] <= 1.05 * max(costs[1:3]), costs
 
 
+@pytest.mark.parametrize("topics", [1, 20])
+def test_buffers_of_a_full_backlog(server: PostgresServer, topics: int) -> None:
+    """Each message drops the oldest one of its topic, which leaves a dead row before the others."""
+    number = 0
+
+    def run(engine: FullEngine) -> int:
+        nonlocal number
+        for _ in range(CALLS):
+            engine.put([Draft(f"t.{n % topics}", b"body") for n in range(number, number + 100)])
+            number += 100
+        return CALLS * 100
+
+    policy = {"max_backlog": 100, "on_full": "drop_oldest"}
+    costs = buffers(server, f"full_{topics}", policy, run)
+    assert costs[-1] <= 1.01 * costs[2], costs
+
+
 def buffers(
     server: PostgresServer, name: str, policy: dict[str, Any], run: Callable[[FullEngine], int]
 ) -> list[float]:

@@ -36,7 +36,7 @@ class Backlog:
         self.places: list[Place] = []
         """A heap: what is dropped first, up to `end`, and what came to wait since."""
         self.end: Place | None = None
-        """Places behind it were not read; None: all were."""
+        """Places behind it were not read; or None if all were."""
         self.is_read = False
         """Whether places were read."""
 

@@ -34,7 +34,7 @@ EVERY, TOPIC, NAMESPACE = slice(4), slice(2), slice(2, 4)
 """Which of the four limits count: those of the topic and of the namespace, by count and size."""
 
 MOST_PLACES, MOST_BYTES = 1_000, 16 << 20
-"""Messages of a topic that are read at once to be dropped, and about how many bytes of bodies."""
+"""Messages of a topic that are read together to be dropped, and about how many bytes of bodies."""
 
 _Amounts = tuple[int, int, int, int]
 """Of what the four limits count, in `_UNITS`."""
@@ -115,7 +115,7 @@ def make_room(
 ) -> str | None:
     """
     Check the backlog limits of the topic and the namespace, and drop the oldest messages where the
-    policy says so (`may_drop` False: later). Returns why there is no room; None: there is.
+    policy says so (`may_drop` False: later). Returns why there is no room, or None if there is.
     """
     backlog, size = tx.backlogs[draft.topic], len(draft.body)
     while (over := _exceeded(tx, backlog, (1, size, 1, size), which)) is not None:
@@ -146,7 +146,7 @@ def _drop_oldest(tx: Transaction, backlog: Backlog) -> bool:
 
 
 def _first(tx: Transaction, backlog: Backlog) -> Row | None:
-    """The message to drop first; None: none may be dropped."""
+    """The message to drop first, or None if none may be dropped."""
     while True:
         places, end = backlog.places, backlog.end
         while places and (end is None or places[0] <= end):
@@ -169,29 +169,37 @@ def _first(tx: Transaction, backlog: Backlog) -> Row | None:
 class _Order:
     """The messages of a lane, or of a topic in a bucket, in the order in which they are dropped."""
 
-    def __init__(self, statement: str, key: int | str, most: int) -> None:
+    def __init__(self, source: Lane | str, most: int) -> None:
         self.places: list[Place] = []
         self.end: Place | None = None
-        """The last one that was read; None: all were."""
-        self._statement, self._key, self._most = statement, key, most
-        self._below: int | None = ALL_RANKS[1]
-        """Smaller ranks were not read; None: there are none."""
+        """The last one that was read, or None if all were."""
+        self._source, self._most = source, most
+        self._below = ALL_RANKS[1]
+        """Smaller ranks were not read."""
 
     def read(self) -> Read:
         """The statement that reads the next ones, all of one priority."""
-        return self._statement, self._key, self._below, self._most - len(self.places)
+        source, most = self._source, self._most - len(self.places)
+        if isinstance(source, str):
+            return "victims_in_bucket", source, self._below, most
+        return "victims", source.lane, self._below, most, *source.place_below(self._below)
 
-    def add(self, page: Sequence[tuple[int | None, int | None, int, int]]) -> bool:
+    def add(self, page: Sequence[tuple[int | None, int | None, int, int, int | None]]) -> bool:
         """Add those that were read. Returns whether there may be more, and more are wanted."""
-        self._below = page[-1][1] if page else None
+        front = page[-1][1] if page else None
+        if front is None:
+            self.end = None
+            return False
+        self._below, first = front, page[0][-1]
+        if first is not None and isinstance(self._source, Lane):
+            self._source.begin_rank_at(front + 1, first)
         self.places += [
             Place(-(front >> 1), since, seq, mid)
-            for mid, front, since, seq in page
-            if mid is not None and front is not None
+            for mid, _, since, seq, _ in page
+            if mid is not None
         ]
-        is_more = self._below is not None
-        self.end = self.places[-1] if is_more and self.places else None
-        return is_more and len(self.places) < self._most
+        self.end = self.places[-1] if self.places else None
+        return len(self.places) < self._most
 
 
 def _read_places(tx: Transaction, backlogs: Sequence[Backlog]) -> None:
@@ -203,9 +211,9 @@ def _read_places(tx: Transaction, backlogs: Sequence[Backlog]) -> None:
         orders[backlog] = (
             most,
             (
-                [_Order("victims_in_bucket", backlog.topic, most)]
+                [_Order(backlog.topic, most)]
                 if backlog.policy.buckets is not None
-                else [_Order("victims", lane.lane, most) for lane in lanes_of(tx, backlog.lanes)]
+                else [_Order(lane, most) for lane in lanes_of(tx, backlog.lanes)]
             ),
         )
     unread = [order for _, its in orders.values() for order in its]

@@ -183,6 +183,22 @@ class Lane(msgspec.Struct, eq=False, gc=False):
         if self.ranks is not None:
             self.ranks = [each for each in self.ranks if each[0] > rank and self.ready] or None
 
+    def place_below(self, below: int) -> tuple[int, int]:
+        """The first place of a rank below this one, as large a rank as it is known for."""
+        rank, pos = self.first_rank, self.first_pos
+        for each in self.ranks or ():
+            if each[0] < below:
+                rank, pos = each
+        return rank, pos
+
+    def begin_rank_at(self, rank: int, pos: int) -> None:
+        """No ready message of this rank has an earlier position."""
+        if rank == self.first_rank:
+            self.first_pos = max(self.first_pos, pos)
+        for each in self.ranks or ():
+            if each[0] == rank:
+                each[1] = max(each[1], pos)
+
     def first_places(self) -> list[tuple[int, int, int]]:
         """Where to read ready messages: from a rank and a position to the last rank."""
         places = [(self.first_rank, self.first_pos)]

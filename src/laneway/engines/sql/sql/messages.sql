@@ -210,17 +210,22 @@ DELETE FROM dead WHERE mid IN (VALUES (?));
 -- name: victims
 -- The first messages of a lane that may be dropped, of its lowest priority below a rank, with the
 -- least rank of that priority; none may be NULL. `ready` has them in the order of their since,
--- except those at the front.
+-- except those at the front. ?5 is the first place in the rank ?4, as far as it is known; the last
+-- column is the first place that was found.
 WITH last AS (SELECT (max(x.rank) >> 1) * 2 AS front FROM (
     SELECT max(r.rank) AS rank FROM ready r WHERE r.lane = ?1 AND r.rank < ?2
     UNION ALL SELECT max(m.rank) FROM message m
      WHERE m.lane = ?1 AND m.state = 1 AND m.state IN (1, 2) AND m.rank < ?2
     UNION ALL SELECT max(m.rank) FROM message m
-     WHERE m.lane = ?1 AND m.state = 2 AND m.state IN (1, 2) AND m.rank < ?2) x)
-SELECT v.mid, l.front, v.since, v.seq FROM last l LEFT JOIN (
+     WHERE m.lane = ?1 AND m.state = 2 AND m.state IN (1, 2) AND m.rank < ?2) x),
+first AS (SELECT l.front, (SELECT r.pos FROM ready r WHERE r.lane = ?1 AND r.rank = l.front + 1
+       AND r.pos >= CASE WHEN l.front + 1 = ?4 THEN ?5 ELSE -4611686018427387904 END
+     ORDER BY r.pos LIMIT 1) AS pos FROM last l)
+SELECT v.mid, f.front, v.since, v.seq, f.pos FROM first f LEFT JOIN (
     SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq
           FROM ready r {join} message m ON m.mid = r.mid
-         WHERE r.lane = ?1 AND r.rank = (SELECT front + 1 FROM last) AND {unheld}
+         WHERE r.lane = ?1 AND r.rank = (SELECT front + 1 FROM last)
+           AND r.pos >= (SELECT pos FROM first) AND {unheld}
          ORDER BY r.pos, r.seq LIMIT ?3) v0
     UNION ALL
     SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq
@@ -254,7 +259,7 @@ SELECT v.mid, l.front, v.since, v.seq FROM last l LEFT JOIN (
 WITH waiting AS (SELECT m.mid, (m.rank >> 1) * 2 AS front, m.since, m.seq FROM message m
     WHERE m.topic = ? AND m.state < 3 AND m.rank < ? AND {unheld}
       AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid))
-SELECT w.mid, w.front, w.since, w.seq FROM waiting w
+SELECT w.mid, w.front, w.since, w.seq, NULL FROM waiting w
  WHERE w.front = (SELECT max(o.front) FROM waiting o) ORDER BY w.since, w.seq LIMIT ?;
 
 -- name: ready_next_rank
