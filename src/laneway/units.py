@@ -139,6 +139,26 @@ def moment(value: datetime | float | int) -> int:
     raise ValueError(f"expected an aware datetime or a Unix time in seconds, got {value!r:.80}")
 
 
+UNIX_FROM = 1e8
+"""A number above this is a Unix time, one below a duration: three years ago, or of 1973."""
+
+
+def past_us(text: str, now_us: int) -> int:
+    """
+    Read a past time, in microseconds since 1970: RFC 3339, Unix seconds, or how long ago ("10m").
+    """
+    if "T" in text or text.count("-") >= 2:
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is None:
+            raise ValueError("it has no time zone; end it with Z")
+        return round(at.timestamp() * SECOND)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    return round(number * SECOND) if number >= UNIX_FROM else now_us - microseconds(text)
+
+
 LEAST_RATE = 1 / (14 * 86_400)
 """
 The lowest rate, per second. Engines add the time until the next delivery to the clock. For a

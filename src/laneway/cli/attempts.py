@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,23 +41,13 @@ Examples:
   laneway endpoint replay push.acme --since 2026-11-22T10:00Z --until 2026-11-22T12:00Z --rate 10/s
 """
 
-UNIX_FROM = 1e8
-"""A number above this is a Unix time, one below a duration."""
-
 
 def _past(_context: click.Context, option: click.Parameter, text: str | None) -> float | None:
     """A past time in Unix seconds: RFC 3339, Unix seconds, or how long ago."""
     if text is None:
         return None
     try:
-        if "T" in text or text.count("-") >= 2:
-            found = datetime.fromisoformat(text)
-            if found.tzinfo is None:
-                raise ValueError("it has no time zone; end it with Z")
-            return found.timestamp()
-        if text.replace(".", "", 1).isdecimal() and float(text) >= UNIX_FROM:
-            return float(text)
-        return time.time() - units.seconds(text)
+        return units.past_us(text, time.time_ns() // 1_000) / units.SECOND
     except (ValueError, OverflowError) as error:
         raise click.BadParameter(
             f'expected a time such as 2026-11-22T12:00Z, Unix seconds, or how long ago, as "10m",'

@@ -284,10 +284,6 @@ def _check_answer(check: Check) -> CheckAnswer:
 # Times in the parameters of a URL
 
 
-UNIX_FROM = 1e8
-"""A number above this is a Unix time, one below a duration: three years ago, or of 1973."""
-
-
 def past_us(name: str, text: str, now_us: int) -> int:
     """
     Read a past time, in microseconds since 1970: RFC 3339, Unix seconds, or how long ago ("10m").
@@ -295,14 +291,7 @@ def past_us(name: str, text: str, now_us: int) -> int:
     Raises Problem.
     """
     try:
-        if (number := _number_of(text)) is not None and number >= UNIX_FROM:
-            return round(number * units.SECOND)
-        if "T" in text or text.count("-") >= 2:
-            moment = datetime.fromisoformat(text.replace(" ", "+"))
-            if moment.tzinfo is None:
-                raise ValueError("it has no time zone; end it with Z")
-            return round(moment.timestamp() * units.SECOND)
-        return now_us - units.microseconds(text if number is None else number)
+        return units.past_us(text.replace(" ", "+") if "T" in text else text, now_us)
     except (ValueError, OverflowError) as error:
         raise Problem(
             "bad-request",
@@ -310,10 +299,3 @@ def past_us(name: str, text: str, now_us: int) -> int:
             f' ago, got "{text:.80}" ({error})',
             pointer=f"#/{name}",
         ) from None
-
-
-def _number_of(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
