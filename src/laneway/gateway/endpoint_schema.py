@@ -9,6 +9,7 @@ import msgspec
 from laneway.gateway.schema import Time
 from laneway.push.delivery_log import AttemptInfo, Result
 from laneway.push.endpoint import EndpointInfo
+from laneway.push.replay import ReplayResult
 from laneway.push.table import CHECKS, Record
 from laneway.push.trial import TrialResult
 
@@ -160,14 +161,7 @@ class ReplayBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     background: bool = False
 
 
-class ReplayAnswer(msgspec.Struct, kw_only=True):
+class ReplayAnswer(ReplayResult, kw_only=True):
     """What became of a replay."""
 
-    replayed: int
-    redriven: int
-    waiting: int
-    not_kept: int
-    refused: int
-    ids: list[str]
-    next: str | None
     operation: str | None = None
