@@ -198,7 +198,6 @@ def test_limit_of_partitions_outlives_a_pause(driver: EngineDriver) -> None:
     assert driver.engine.overview(now_us=driver.now).topics == 0
     driver.put("a", *map(str, range(20)))
     assert len(driver.lease(100)) == 2
-    assert all(check.ok for check in driver.engine.doctor())
 
 
 def test_explain_partitions(driver: EngineDriver) -> None:

@@ -263,7 +263,6 @@ def test_groups_are_forgotten_with_their_topics(driver: EngineDriver) -> None:
     fill(driver, ["c.a.0", "c.a.1", "c.b.0"], 20)
     seen = served(driver, 40, 2)
     assert seen == {"c.a": 20, "c.b": 20}
-    assert all(check.ok for check in driver.engine.doctor())
 
 
 def test_only_passes_over_groups(driver: EngineDriver) -> None:
