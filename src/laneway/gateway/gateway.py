@@ -177,7 +177,7 @@ class Gateway:
                 request.on_open = functools.partial(self.services.open_requests.add, caller=caller)
         query = route.no_query
         if query is None or request.scope["query_string"]:
-            query = _converted(request.query, route.query)
+            query = problems.converted(request.query, route.query, "query")
         body = None
         if route.body is not None:
             body = await _decoded(request, route)
@@ -324,13 +324,6 @@ def _check_head(request: Request) -> None:
         )
 
 
-def _converted(query: dict[str, str], kind: type[msgspec.Struct]) -> Any:
-    try:
-        return msgspec.convert(query, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise problems.invalid(error, kind, "query") from None
-
-
 async def _decoded(request: Request, route: Route) -> Any:
     """The decoded body. Raises Problem."""
     if request.content_type not in JSON_TYPES:
@@ -340,13 +333,10 @@ async def _decoded(request: Request, route: Route) -> Any:
             " curl: -H 'content-type: application/json'",
         )
     content = await request.body()
+    if not content:
+        raise Problem("bad-request", "body: missing; expected JSON")
     assert route.body is not None
-    try:
-        return route.body.decode(content)
-    except problems.DECODE_ERRORS as error:
-        if not content:
-            raise Problem("bad-request", "body: missing; expected JSON") from None
-        raise problems.invalid(error, route.reads, "body", content) from None
+    return problems.read_json(route.body, content, "body")
 
 
 async def _form(request: Request, kind: type[msgspec.Struct], caller: access.Caller) -> Any:
@@ -363,10 +353,7 @@ async def _form(request: Request, kind: type[msgspec.Struct], caller: access.Cal
         if name not in lists and len(found) > 1:
             raise Problem("bad-request", f"form: {name:.80}: given twice; give it once")
         fields[name] = found if name in lists else found[0]
-    try:
-        return msgspec.convert(fields, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise problems.invalid(error, kind, "form") from None
+    return problems.converted(fields, kind, "form")
 
 
 class _LogLimit:

@@ -8,13 +8,15 @@ Errors as `application/problem+json` (RFC 9457), with the texts of the library's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
 from laneway.errors import BacklogFull, BadPolicy, EngineUnavailable, LanewayError
 from laneway.printable import meant_or_known, without_passwords
+
+T = TypeVar("T")
 
 KINDS: dict[str, tuple[int, str]] = {
     "bad-request": (400, "The request is not valid"),
@@ -160,6 +162,22 @@ _HALF_AT_END = re.compile(
     rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\(?:u|\Z)).{1,5}\Z", re.DOTALL
 )
 _STEP = re.compile(r"\[(\d+)\]|\[\.\.\.\]|\.([^.\[]+)")
+
+
+def converted(values: Mapping[str, Any], kind: type[T], what: str) -> T:
+    """The values, which may be text, as a struct. Raises Problem; `what`: how it calls them."""
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(error, kind, what) from None
+
+
+def read_json(decoder: msgspec.json.Decoder[T], content: bytes, what: str) -> T:
+    """The decoded content. Raises Problem; `what`: how it calls the content."""
+    try:
+        return decoder.decode(content)
+    except DECODE_ERRORS as error:
+        raise invalid(error, decoder.type, what, content) from None
 
 
 def invalid(error: Exception, kind: Any, what: str, content: bytes = b"") -> Problem:

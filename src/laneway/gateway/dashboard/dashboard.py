@@ -314,10 +314,7 @@ def _checked(call: Call, shown: Page, text: str) -> tuple[str, Any]:
     if shown.is_whole:
         call.caller.check_everything()
     given = dict(parse_qsl(text, keep_blank_values=True))
-    try:
-        query = msgspec.convert(given, shown.query, strict=False)
-    except msgspec.ValidationError as error:
-        raise problems.invalid(error, shown.query, "query") from None
+    query = problems.converted(given, shown.query, "query")
     return Urls().page(shown.path, **given), query
 
 
@@ -398,10 +395,7 @@ async def perform(services: Services, outer: Request, caller: Caller, call: ApiC
     query = msgspec.convert(dict(parse_qsl(query_text)), route.query, strict=False)
     body = None
     if route.body is not None:
-        try:
-            body = route.body.decode(msgspec.json.encode(call.body))
-        except problems.DECODE_ERRORS as error:
-            raise problems.invalid(error, route.reads, "form") from None
+        body = problems.read_json(route.body, msgspec.json.encode(call.body), "form")
     inner = Call(services, request, caller, parameters, query, body)
     if route.is_async:
         answer: Response = await route.handler(inner)

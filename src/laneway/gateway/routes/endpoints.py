@@ -31,7 +31,7 @@ from laneway.gateway.endpoint_schema import (
     TestAnswer,
 )
 from laneway.gateway.http import NDJSON, Response, Stream
-from laneway.gateway.problems import DECODE_ERRORS, Problem, invalid
+from laneway.gateway.problems import Problem, read_json
 from laneway.gateway.routes.operations import begun
 from laneway.gateway.schema import RemovedAnswer
 from laneway.gateway.wire import encode, past_us
@@ -48,7 +48,7 @@ MOST = 1000
 
 Fields = dict[str, Any]
 
-_read = msgspec.json.Decoder(Fields).decode
+_fields = msgspec.json.Decoder(Fields)
 _write_lines = msgspec.json.Encoder().encode_lines
 
 
@@ -240,10 +240,7 @@ def _set(call: Call, number: int, lines: list[bytes]) -> list[EndpointLineAnswer
 
 
 def _read_line(call: Call, line: bytes, number: int) -> tuple[str, Fields]:
-    try:
-        fields = _read(line)
-    except DECODE_ERRORS as error:
-        raise invalid(error, Fields, f"line {number}", line) from None
+    fields = read_json(_fields, line, f"line {number}")
     topic = fields.pop("topic", None)
     if not isinstance(topic, str):
         raise Problem(

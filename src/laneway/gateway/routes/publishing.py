@@ -32,9 +32,9 @@ STORED_LATER = ("buffered", "spooled")
 PREFIX = b"x-laneway-"
 OPTIONS = ("key", "priority", "delay", "at", "ttl", "id", "at_front", "cost")
 
-_read_message = msgspec.json.Decoder(MessageBody).decode
+_message = msgspec.json.Decoder(MessageBody)
 _read_messages = msgspec.json.Decoder(Messages).decode
-_read_line = msgspec.json.Decoder(TopicMessageBody).decode
+_line = msgspec.json.Decoder(TopicMessageBody)
 _write_lines = msgspec.json.Encoder().encode_lines
 
 
@@ -69,18 +69,11 @@ def read(
     if is_raw or request.content_type not in JSON_TYPES:
         message, raw = _raw_message(request, content)
     else:
-        message = _json_message(content)
+        message = problems.read_json(_message, content, "body")
     draft = draft_of(topic, message, raw)
     if (sticky_id := request.text(b"idempotency-key")) is not None:
         set_sticky_id(draft, sticky_id)
     return draft, message
-
-
-def _json_message(content: bytes) -> MessageBody:
-    try:
-        return _read_message(content)
-    except problems.DECODE_ERRORS as error:
-        raise problems.invalid(error, MessageBody, "body", content) from None
 
 
 def answer_of(receipt: Receipt) -> Response:
@@ -196,7 +189,7 @@ def _read_lines(caller: Caller, lines: list[bytes], answers: list[LineAnswer]) -
     The messages of valid lines, each with its answer; the answers of other lines get a problem.
     """
     try:
-        messages = [_read_line(line) for line in lines]
+        messages = [_line.decode(line) for line in lines]
         drafts = [draft_of(message.topic, message) for message in messages]
     except (*problems.DECODE_ERRORS, BadMessage):
         return _read_each(caller, lines, answers)
@@ -211,11 +204,8 @@ def _read_each(caller: Caller, lines: list[bytes], answers: list[LineAnswer]) ->
     messages: list[TopicMessageBody] = []
     for line, answer in zip(lines, answers, strict=True):
         try:
-            message = _read_line(line)
+            message = problems.read_json(_line, line, f"line {answer.line}")
             drafts.append(_checked(caller, answer.line, message))
-        except problems.DECODE_ERRORS as error:
-            what = f"line {answer.line}"
-            answer.problem = str(problems.invalid(error, TopicMessageBody, what, line))
         except (problems.Problem, LanewayError) as error:
             answer.problem = str(error)
         else:
@@ -257,10 +247,7 @@ def _raw_message(request: Request, content: bytes) -> tuple[MessageBody, bytes |
                     f'unknown header "x-laneway-{name[:80]}"; available: {known},'
                     " x-laneway-header-NAME",
                 )
-    try:
-        message: MessageBody = msgspec.convert(options, MessageBody, strict=False)
-    except msgspec.ValidationError as error:
-        raise problems.invalid(error, MessageBody, "headers x-laneway-…") from None
+    message = problems.converted(options, MessageBody, "headers x-laneway-…")
     message.headers = headers or None
     if request.content_type == JSON_TYPES[0] and not request.is_packed:
         message.body = msgspec.Raw(content)

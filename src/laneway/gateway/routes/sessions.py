@@ -22,7 +22,7 @@ from laneway.units import SECOND
 MAX_LOGIN = 8 << 10
 """Most bytes of a login."""
 
-_read = msgspec.json.Decoder(LoginBody).decode
+_login = msgspec.json.Decoder(LoginBody)
 _LOCAL_PATH = re.compile(r"/(?!/)[!-\[\]-~]*")
 """A path without spaces, control characters and backslashes, which no browser takes for a host."""
 
@@ -78,10 +78,7 @@ async def log_in(call: Call) -> Response:
             "unsupported-media",
             f"expected the content type application/json, got {request.content_type:.80}",
         )
-    try:
-        body = _read(await request.body(MAX_LOGIN))
-    except problems.DECODE_ERRORS as error:
-        raise problems.invalid(error, LoginBody, "body") from None
+    body = problems.read_json(_login, await request.body(MAX_LOGIN), "body")
     caller = await _caller(call, body.token)
     session, cookie = await _begin(call, caller)
     answer = LoginAnswer(
