@@ -23,6 +23,7 @@ from laneway.policy import (
     Resolved,
     check_policy_pattern,
     is_pattern,
+    matches,
     own_rows,
     sources,
 )
@@ -146,7 +147,20 @@ class ShardedAdmin(PolicyChanges, ABC):
         if any(tier not in self.tiers for tier in named):
             self._namespace.reload()  # another process may have added it
         refuse_undefined_gates(changes, lambda gate: self._gate_limits(gate) is not None)
-        return Policies(self._namespace, now_us, as_stored=as_stored).change(layer, changes)
+        answers = Policies(self._namespace, now_us, as_stored=as_stored).change(layer, changes)
+        self._lower([name for name, _ in changes], now_us)
+        return answers
+
+    def _lower(self, names: Sequence[str], now_us: int | None) -> None:
+        """Divide lowered limits of topics that these changed patterns and topics cover."""
+        routes = self._namespace.routes
+        if self._namespace.shards == 1 or not routes.has_partitions:
+            return
+        patterns = [name for name in names if is_pattern(name)]
+        topics = self._namespace.leased_topics() if patterns else set()
+        topics = {topic for topic in topics if any(matches(each, topic) for each in patterns)}
+        topics |= {name for name in names if routes.route(name).policy.shared}.difference(patterns)
+        self._grants.lower(topics, now_us)
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
         check_policy_pattern(pattern)
@@ -157,6 +171,7 @@ class ShardedAdmin(PolicyChanges, ABC):
             self._advance_clocks(now_us)
             return False
         policies.change(layer, [(pattern, dict.fromkeys(fields))])
+        self._lower([pattern], now_us)
         return True
 
     def _policy_rows(self) -> list[tuple[str, str, dict[str, Any]]]:

@@ -323,6 +323,16 @@ class Grants:
             usage[shard].waiting = 1
         self._write(gate, limits, usage, by_demand(limits, usage, users, luck), permits, now_us)
 
+    def lower(self, topics: Collection[str], now_us: int | None) -> None:
+        """Divide lowered limits of topics: each shard has its part by the policy alone."""
+        now = time.monotonic() if now_us is None else now_us / SECOND
+        luck = [self._random.random() for _ in range(self._gates.shards)]
+        look = Look(now, now_us, luck, is_due=True, every=self._fast)
+        for page in pages([TOPIC + topic for topic in sorted(topics)], AT_ONCE):
+            for gate, found in zip(page, self._gates.gate_usages(page), strict=True):
+                if found is not None and is_lowered(*found):
+                    self._renew(gate, *found, look)
+
     def renew(self, now_us: int | None = None) -> bool:
         """
         Move the grants, if it is time and no other process has just done it. Returns whether shards
@@ -369,7 +379,7 @@ class Grants:
         return pauses
 
     def _renew(self, gate: str, limits: Gate, usage: list[Usage], look: Look) -> float:
-        if not any(each.waiting for each in usage):
+        if not any(each.waiting for each in usage) and not is_lowered(limits, usage):
             if gate.startswith(TOPIC) and not any(each.leased for each in usage):
                 self._end(gate, limits, usage, look)
             return EVERY
@@ -515,9 +525,14 @@ def divided(limits: Gate, usage: Sequence[Usage], turns: Turns, look: Look) -> l
         ]
     if wanted is not None and limits.least is not None:
         wanted = [out_of(limits, each, grant) for each, grant in zip(usage, wanted, strict=True)]
+    is_new = wanted and (is_lowered(limits, usage) or any(map(differs, wanted, usage)))
+    return wanted if is_new else None
+
+
+def is_lowered(limits: Gate, usage: Sequence[Usage]) -> bool:
+    """Whether more is granted or leased than the concurrency, which does not adapt."""
     held = sum(max(each.granted or 0, each.leased) for each in usage)
-    is_lowered = limits.least is None and held > (limits.concurrency or held)
-    return wanted if wanted and (is_lowered or any(map(differs, wanted, usage))) else None
+    return limits.least is None and held > (limits.concurrency or held)
 
 
 def by_demand(
@@ -535,7 +550,7 @@ def by_demand(
     demand = [0] * len(usage)
     for shard in users:
         demand[shard] = usage[shard].demand
-    total, wanted = sum(demand), [shut_grant(each) for each in usage]
+    total, wanted = max(sum(demand), 1), [shut_grant(each) for each in usage]
     others = [each.leased for shard, each in enumerate(usage) if not demand[shard]]
     leased = 0 if has_all else sum(others)
     starts = next_starts(usage)
@@ -764,7 +779,7 @@ def slots(
     """
     if concurrency is None:
         return [0] * len(demand), ()
-    total, concurrency = sum(demand), max(0, concurrency - beside)
+    total, concurrency = max(sum(demand), 1), max(0, concurrency - beside)
     parts = [concurrency * each // total for each in demand]
     by_need = sorted(order, key=lambda n: parts[n] > 0)
     more = by_need[: concurrency - sum(parts)]

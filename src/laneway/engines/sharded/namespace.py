@@ -167,6 +167,19 @@ class ShardedNamespace(Gates):
 
     # Gates, see `laneway.engines.sharded.grants.Gates`
 
+    @abstractmethod
+    def leased_topics(self) -> set[str]:
+        """The topics with leases whose partitions share limits."""
+
+    def topic_limits(self, gate: str, version: int) -> Gate:
+        """
+        What the partitions of a topic share by the policies of the first shard, which has this
+        version.
+        """
+        if version != self.routes.version:
+            self.reload()
+        return self.routes.route(gate.removeprefix(TOPIC)).policy.shared or Gate()
+
     def parts_of(self, gate: str, limits: Gate) -> list[Grant | None]:
         """What each shard has of a topic's gate without a grant; None: no partition is there."""
         topic = base_of(gate.removeprefix(TOPIC))

@@ -268,6 +268,13 @@ class ShardsOfNamespace(ShardedNamespace):
                 names.update(name.removeprefix(GRANT) for (name,) in granted)
         return names
 
+    def leased_topics(self) -> set[str]:
+        names: set[str] = set()
+        for store in self.stores:
+            with store.view() as tx:
+                names.update(name for (name,) in tx.all("topic_gates_in_use"))
+        return {name.removeprefix(TOPIC) for name in names}
+
     def claim_grants(self, seconds: float) -> bool:
         # by the machine's clock: the store's stands still after that was set back
         now, length = time.time_ns() // 1000, round(seconds * SECOND)
@@ -305,16 +312,15 @@ class ShardsOfNamespace(ShardedNamespace):
                     usage.append(Usage(state.leased, waiting, granted, state.here))
         return (limits, usage) if limits is not None else None
 
-    def _topic_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
-        states, waiting = [], []
+    def _topic_usage(self, gate: str) -> tuple[Gate, list[Usage]]:
+        states, waiting, versions = [], [], []
         for store in self.stores:
             with store.view() as tx:
+                versions.append(tx.shard.policy_version)
                 state = tx.gate(gate)
                 states.append(state)
                 waiting.append(min(state.waiting, shared.COUNTED) if state is not None else 0)
-        limits = next((each.whole for each in states if each is not None and each.code), None)
-        if limits is None:
-            return None
+        limits = self.topic_limits(gate, versions[0])
         parts = self.parts_of(gate, limits)
         return limits, [
             topic_usage(
@@ -342,7 +348,11 @@ class ShardsOfNamespace(ShardedNamespace):
 
     def _grant(self, gate: str, shard: int, grant: Grant, now_us: int | None) -> Answer:
         with self.stores[shard].transaction_at_any_version(now_us) as tx:
-            state = tx.ensure_gate(gate) if gate.startswith(TOPIC) else tx.gate(gate)
+            state = tx.gate(gate)
+            if gate.startswith(TOPIC):  # its limits may have changed since a lane was placed
+                topic = gate.removeprefix(TOPIC)
+                shared = tx.topic_gate(topic, tx.policy(topic), was_empty=True)
+                state = shared or tx.ensure_gate(gate)
             if state is None:
                 return Answer(0, 0.0)
             if grant.moves:

@@ -565,6 +565,14 @@ class Namespace(ShardedNamespace):
             names.update(member.decode() for member in granted)
         return names
 
+    def leased_topics(self) -> set[str]:
+        return {
+            name.decode().removeprefix(TOPIC)
+            for shard in range(self.shards)
+            for name, record in self.scan(shard, "HSCAN", "gates")
+            if name.startswith(TOPIC.encode()) and record_formats.read_gate(record).leased
+        }
+
     def _read_all(
         self, commands: Sequence[tuple[Any, ...]], more: Sequence[Sequence[tuple[Any, ...]]] = ()
     ) -> list[list[Any]]:
@@ -592,14 +600,10 @@ class Namespace(ShardedNamespace):
         stored = self._read_all(
             [("GET", "shard"), ("HMGET", "gates", *gates), ("HMGET", "gate_lanes", *gates)]
         )
+        counters = [record_formats.read_counters(record) for record, _, _ in stored]
         keys = [
-            [
-                record_formats.gate_lanes(
-                    gate, len(record_formats.read_counters(counters).tier_queues)
-                )
-                for gate in gates
-            ]
-            for counters, _, _ in stored
+            [record_formats.gate_lanes(gate, len(each.tier_queues)) for gate in gates]
+            for each in counters
         ]
         counts = self._read_all(
             (), [[("ZCARD", key) for each in of_shard for key in each] for of_shard in keys]
@@ -617,17 +621,19 @@ class Namespace(ShardedNamespace):
                 ]
             )
         return [
-            self._topic_usage(gate, found) if gate.startswith(TOPIC) else _usage(gate, found)
+            self._topic_usage(gate, found, counters[0].version)
+            if gate.startswith(TOPIC)
+            else _usage(gate, found)
             for gate, found in zip(gates, zip(*by_shard, strict=True), strict=True)
         ]
 
     def _topic_usage(
-        self, gate: str, found: Sequence[tuple[record_formats.GateRecord | None, int]]
-    ) -> tuple[Gate, list[Usage]] | None:
-        set_by = next((record.code for record, _ in found if record and record.code), None)
-        if set_by is None:
-            return None
-        limits = record_formats.gate_of(set_by)
+        self,
+        gate: str,
+        found: Sequence[tuple[record_formats.GateRecord | None, int]],
+        version: int,
+    ) -> tuple[Gate, list[Usage]]:
+        limits = self.topic_limits(gate, version)
         return limits, [
             topic_usage(
                 part,

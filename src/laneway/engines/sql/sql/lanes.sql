@@ -124,6 +124,9 @@ SELECT {gate} FROM {array ?} j {join} gate ON gate.name = j.value;
 -- Without those of topics with partitions, which begin with U+001C.
 SELECT {gate} FROM gate WHERE name < {char}(28) OR name >= {char}(29) ORDER BY name;
 
+-- name: topic_gates_in_use
+SELECT name FROM gate WHERE name >= {char}(28) AND name < {char}(29) AND leased > 0;
+
 -- name: gate_write
 INSERT INTO gate (name, code, operator, tat, leased, open, wake, need, held_until, owes, flow, turn,
     mean, holder, waiting, claimed, held_turn)

@@ -27,7 +27,7 @@
 -- three are the shard's turn, see sharded/grants.py: virtual times, and how many deliveries are
 -- left of it; false: no turn.
 --
--- uses: fairness, adaptive, groups, lanes
+-- uses: fairness, adaptive, policies, groups, lanes
 
 local lanes -- defined in lanes.lua, which uses gates
 
@@ -216,9 +216,14 @@ local gates = part(function(gates)
     -- how many permits it gets. Returns those that it has no more.
     function gates.grant(name, limits, moves, more)
         local gate, is_topic = gates.find(name), string.byte(name) == 28
-        if not gate and is_topic then
-            gates.set(name, 'grant', { false, false, 0 })
-            gate = gates.find(name)
+        if is_topic then -- its limits may have changed since a lane was placed
+            local shared = policies.of(sub(name, 2)).shared
+            if shared then
+                gate = lanes.shared_gate(sub(name, 2), shared, true)
+            elseif not gate then
+                gates.set(name, 'grant', { false, false, 0 })
+                gate = gates.find(name)
+            end
         end
         if not gate then
             return 0

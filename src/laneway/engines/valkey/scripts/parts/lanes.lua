@@ -246,16 +246,15 @@ lanes = part(function(lanes)
         return found
     end
 
-    -- The gate that the partitions of the lane's topic share; copies are where their messages are.
-    -- `was_empty`: the number of partitions may be another one.
-    local function shared_gate(lane, policy, was_empty)
-        local topic = lane.policy_name or lane.name
-        local gate = gates.of_topic(topic, policy.shared)
+    -- The gate with these limits that the topic's partitions share; copies are where their messages
+    -- are. `was_empty`: the number of partitions may be another one.
+    function lanes.shared_gate(topic, limits, was_empty)
+        local gate = gates.of_topic(topic, limits)
         if not gate or (was_empty and shard.shards > 1) then
             local base = string.match(topic, '^[^#]*')
             local partitions, shards = policies.of(base).partitions, shard.shards
             local first = (shard.index - crc32(base)) % shards
-            gate = gates.share(topic, policy.shared, max(0, math.ceil((partitions - first)
+            gate = gates.share(topic, limits, max(0, math.ceil((partitions - first)
                 / shards)), partitions, first)
         end
         return gate
@@ -462,7 +461,8 @@ lanes = part(function(lanes)
     end
 
     local function forgotten_at(lane, policy, tier_queue)
-        local shared = policy.shared and shared_gate(lane, policy)
+        local shared = policy.shared and lanes.shared_gate(lane.policy_name or lane.name,
+            policy.shared)
         local at = lane.place == IDLE and lane.wake > 0 and lane.wake
             or shard.now + ((lane.is_rare and lane.flow or shared and shared.flow) and FLOW_KEPT
                 or tier_queue.by_time and LINGER_BY_TIME or LINGER)
@@ -507,7 +507,8 @@ lanes = part(function(lanes)
     local function where(lane, policy, tier_queue, was_visited)
         local now, is_rare = shard.now, lane.is_rare
         if policy.shared then
-            shared_gate(lane, policy, lane.place == IDLE and lane.leased == 0)
+            lanes.shared_gate(lane.policy_name or lane.name, policy.shared, lane.place == IDLE
+                and lane.leased == 0)
         end
         local is_used = policy.rate and not fairness.recovered(lane.tat, now)
         if is_used then
