@@ -163,6 +163,7 @@ def test_messages_that_are_dropped_make_no_round_trip_each(name: str) -> None:
         engine.policy_set("code", "t.*", {"max_backlog": 10, "on_full": "drop_oldest"} | policy)
         connection = engine._store._connection
         assert connection is not None
+        before = 0
         for first in range(0, 2_500, 500):
             before = connection.pipeline.trips
             engine.put(

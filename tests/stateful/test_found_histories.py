@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from laneway.engines.base import SIGNALS_HEADER
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
 from laneway.units import SECOND
@@ -92,3 +93,13 @@ def test_outcome_comes_before_what_is_published_with_its_settlement(lockstep: Lo
     lockstep.call("settle", (settlements[0],), (settlements[1],), **options)
     kept_of = lockstep.engine.results([("i", "full")], now_us=lockstep.now)[0].outcome
     lockstep.compare("outcome", kept_of, lockstep.model.outcomes["full", "i"])
+
+
+def test_signals_count_for_a_limit_in_the_same_put(lockstep: Lockstep) -> None:
+    """The topic is in a bucket, whose lane counts other topics, too."""
+    lockstep.now = START
+    policy = {"buckets": 1, "max_backlog": "30B", "on_full": "refuse"}
+    do(lockstep, "policy_set", "code", "a.*", policy)
+    do(lockstep, "put", [Draft("a.1", b"1", id="w", headers={SIGNALS_HEADER: "3"})])
+    do(lockstep, "put", [Draft("a.1", b"s" * 25, id="w", signal=1), Draft("a.1", b"x" * 20)])
+    lockstep.compare_everything()

@@ -121,7 +121,7 @@ def make_room(
     while (over := _exceeded(tx, backlog, (1, size, 1, size), which)) is not None:
         most, waiting, needed, whose, unit, on_full = over
         # A message that is larger than the limit by itself would drop all others in vain.
-        drops = on_full == "drop_oldest" and needed <= most
+        drops = on_full == "drop_oldest" and needed <= most and which is not NAMESPACE
         if drops and not may_drop:
             return None
         if not drops or not _drop_oldest(tx, backlog):
@@ -162,7 +162,7 @@ def _first(tx: Transaction, backlog: Backlog) -> Row | None:
             heappop(places)
         if backlog.is_read and end is None:
             return None
-        backlog.coming = MOST_PLACES  # it needs more than was expected
+        backlog.coming *= 2  # it needs more than was expected
         _read_places(tx, [backlog])
 
 
@@ -178,7 +178,7 @@ class _Order:
         """Smaller ranks were not read."""
 
     def read(self) -> Read:
-        """The statement that reads the next ones, all of one priority."""
+        """The statement that reads the next ones: of a lane, all of one priority."""
         source, most = self._source, self._most - len(self.places)
         if isinstance(source, str):
             return "victims_in_bucket", source, self._below, most
@@ -194,9 +194,9 @@ class _Order:
         if first is not None and isinstance(self._source, Lane):
             self._source.begin_rank_at(front + 1, first)
         self.places += [
-            Place(-(front >> 1), since, seq, mid)
-            for mid, _, since, seq, _ in page
-            if mid is not None
+            Place(-(rank >> 1), since, seq, mid)
+            for mid, rank, since, seq, _ in page
+            if mid is not None and rank is not None
         ]
         self.end = self.places[-1] if self.places else None
         return len(self.places) < self._most

@@ -45,7 +45,7 @@ def join(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) 
             return False
         row.parts += 1
         tx.parts.add(row.mid, row.parts, draft.body)
-        _resize(tx, lane, row, len(draft.body))
+        messages.resize(tx, lane, row, len(draft.body))
         tx.messages.save(row)
     _change_waiting(tx, lane, row, draft, policy)
     if draft.sticky and not row.sticky:
@@ -58,13 +58,6 @@ def join(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) 
     tx.shard.merged += 1
     tx.touch(lane)
     return True
-
-
-def _resize(tx: Transaction, lane: Lane, row: Row, by: int) -> None:
-    lane.bytes += by
-    tx.shard.bytes += by
-    if (backlog := tx.backlogs.get(messages.topic_of(row, lane))) is not None:
-        backlog.resize(0, by)
 
 
 def _change_waiting(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> None:

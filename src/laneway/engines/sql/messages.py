@@ -58,6 +58,14 @@ def read(tx: Transaction, mid: int) -> Row | None:
     return tx.messages.get(mid)
 
 
+def resize(tx: Transaction, lane: Lane, row: Row, by: int) -> None:
+    """A waiting message got so many bytes more."""
+    lane.bytes += by
+    tx.shard.bytes += by
+    if (backlog := tx.backlogs.get(topic_of(row, lane))) is not None:
+        backlog.resize(0, by)
+
+
 def size_of(tx: Transaction, row: Row) -> int:
     size = len(row.body)
     return size + sum(map(len, tx.parts.bodies(row.mid))) if row.parts else size

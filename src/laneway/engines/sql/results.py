@@ -130,8 +130,7 @@ def signal(tx: Transaction, draft: Draft) -> tuple[Receipt, Lane | None]:
     tx.signals.put(came)
     row.parts += 1
     tx.parts.add(row.mid, row.parts, draft.body)
-    lane.bytes += len(draft.body)
-    tx.shard.bytes += len(draft.body)
+    messages.resize(tx, lane, row, len(draft.body))
     if draft.signal and row.parts < control.signals_needed(read_headers(row.headers or "{}")):
         tx.messages.save(row)
         tx.touch(lane)

@@ -255,12 +255,11 @@ SELECT v.mid, f.front, v.since, v.seq, f.pos FROM first f LEFT JOIN (
  ORDER BY v.since, v.seq LIMIT ?3;
 
 -- name: victims_in_bucket
--- The same of a topic in a bucket.
-WITH waiting AS (SELECT m.mid, (m.rank >> 1) * 2 AS front, m.since, m.seq FROM message m
-    WHERE m.topic = ? AND m.state < 3 AND m.rank < ? AND {unheld}
-      AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid))
-SELECT w.mid, w.front, w.since, w.seq, NULL FROM waiting w
- WHERE w.front = (SELECT max(o.front) FROM waiting o) ORDER BY w.since, w.seq LIMIT ?;
+-- The same of a topic in a bucket, of several priorities.
+SELECT m.mid, (m.rank >> 1) * 2, m.since, m.seq, NULL FROM message m
+ WHERE m.topic = ? AND m.state < 3 AND m.rank < ? AND {unheld}
+   AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid)
+ ORDER BY m.rank >> 1 DESC, m.since, m.seq LIMIT ?;
 
 -- name: ready_next_rank
 SELECT rank FROM ready WHERE lane = ? AND rank > ? ORDER BY rank LIMIT 1;
