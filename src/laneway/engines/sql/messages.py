@@ -59,7 +59,7 @@ def read(tx: Transaction, mid: int) -> Row | None:
 
 
 def resize(tx: Transaction, lane: Lane, row: Row, by: int) -> None:
-    """A waiting message got so many bytes more."""
+    """A waiting message got this number of bytes more."""
     lane.bytes += by
     tx.shard.bytes += by
     if (backlog := tx.backlogs.get(topic_of(row, lane))) is not None:
