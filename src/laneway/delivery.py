@@ -107,10 +107,6 @@ class Delivery:
         """
         return self.lease.deadline_us / units.SECOND
 
-    def _now_us(self) -> int:
-        """The store's time, late by the time that the answer of the lease took."""
-        return time.monotonic_ns() // 1_000 + self._ahead_us
-
     def ack(self, publish: Iterable[Message] = ()) -> None:
         """
         Finish the message. `publish`: messages to publish in the same transaction.
@@ -178,14 +174,19 @@ class Delivery:
     def extend(self, by: Duration) -> None:
         """Extend the lease until at least `by` from now."""
         by_us, lease = _microseconds("extend", by), self.lease
+        began_ns = time.monotonic_ns()
         if not self._engine.extend([(lease.handle, lease.fence)], by_us)[0]:
             self.ended()
             raise lease_lost(lease, "lost")
-        self.extended(by_us)
+        self.extended(by_us, began_ns)
 
-    def extended(self, by_us: int) -> None:
-        """Note that the lease was just extended."""
-        self.lease.deadline_us = max(self.lease.deadline_us, self._now_us() + by_us)
+    def extended(self, by_us: int, began_ns: int) -> None:
+        """
+        Note that the lease was extended by a call that began then, by the monotonic clock. The
+        store may have counted from a later moment, so the lease ends there no earlier than here.
+        """
+        deadline_us = began_ns // 1_000 + self._ahead_us + by_us
+        self.lease.deadline_us = max(self.lease.deadline_us, deadline_us)
 
     def ended(self) -> None:
         """Notify the owner of the leases that this one has ended."""
@@ -432,11 +433,12 @@ def extend_many(engine: Queue, deliveries: Iterable[Delivery], by: Duration) -> 
     checked, by_us = _deliveries("extend_many", deliveries), _microseconds("extend_many", by)
     if not checked:
         return []
+    began_ns = time.monotonic_ns()
     extended = engine.extend([(each.lease.handle, each.fence) for each in checked], by_us)
     lost = []
     for delivery, is_extended in zip(checked, extended, strict=True):
         if is_extended:
-            delivery.extended(by_us)
+            delivery.extended(by_us, began_ns)
         else:
             delivery.ended()
             lost.append(delivery)

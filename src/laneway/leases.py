@@ -310,6 +310,7 @@ class Leases:
     def _extend(self, held: Sequence[Delivery]) -> float | None:
         """Extend these leases. Returns how soon to try again if that was not possible."""
         pairs = [(delivery.lease.handle, delivery.fence) for delivery in held]
+        began_ns = time.monotonic_ns()
         try:
             extended = self._engine.extend(pairs, self._lease_us) if pairs else []
         except EngineUnavailable as error:
@@ -318,7 +319,7 @@ class Leases:
         ended = [delivery for delivery, done in zip(held, extended, strict=True) if not done]
         for delivery, done in zip(held, extended, strict=True):
             if done:
-                delivery.extended(self._lease_us)
+                delivery.extended(self._lease_us, began_ns)
         # Another thread may settle a lease meanwhile, which is then soon removed.
         lost = [delivery for delivery in ended if delivery in self._ended and self._drop(delivery)]
         self._ended = ended
