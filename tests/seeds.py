@@ -16,3 +16,14 @@ def seed_for(longer: str, variable: str = "LANEWAY_SEED") -> int:
     if given := os.environ.get(variable):
         return int(given)
     return random.SystemRandom().randrange(1, 1 << 30) if longer in os.environ else FIXED
+
+
+def seeds_of_histories(fixed: list[int]) -> list[int]:
+    """
+    The seed in LANEWAY_SEED, or as many random ones as the number in LANEWAY_HISTORIES, or these.
+    """
+    if given := os.environ.get("LANEWAY_SEED"):
+        return [int(given)]
+    chance = random.SystemRandom()
+    count = int(os.environ.get("LANEWAY_HISTORIES") or 0)
+    return [chance.randrange(1 << 32) for _ in range(count)] or fixed

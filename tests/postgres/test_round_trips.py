@@ -8,7 +8,7 @@ meanwhile.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import pytest
 
 from laneway.engines.base import RESULT_TTL_HEADER, Settings
 from laneway.engines.postgres.engine import PostgresEngine
+from laneway.engines.sql.touched_rows import MessageTable
 from laneway.headers import COST
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
@@ -171,6 +172,27 @@ def test_messages_that_are_dropped_make_no_round_trip_each(name: str) -> None:
             )
         assert engine.overview().dead == 1_500
         assert connection.pipeline.trips - before <= 16
+
+
+@pytest.mark.parametrize("drafts", [[Draft("t", b"x", id=f"i{n}") for n in range(50)], None])
+def test_what_is_not_dropped_is_not_read(drafts: list[Draft] | None) -> None:
+    """Duplicates drop nothing, and of large bodies few are read together."""
+    with _engines() as (engine, _):
+        engine.policy_set("code", "t", {"max_backlog": 1_000, "on_full": "drop_oldest"})
+        engine.put([Draft("t", b"x" * 500_000, id=f"i{n}") for n in range(50)])
+        engine.put([Draft("t", b"x") for _ in range(950)])
+        loaded: list[int] = []
+        load = MessageTable.load
+
+        def watched(table: MessageTable, mids: Iterable[int]) -> None:
+            loaded.append(len(mids := list(mids)))
+            load(table, mids)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MessageTable, "load", watched)
+            receipts = engine.put(drafts or [Draft("t", b"x") for _ in range(50)])
+        assert max(loaded, default=0) <= (0 if drafts else 33)
+        assert {each.outcome for each in receipts} == {"duplicate" if drafts else "accepted"}
 
 
 def test_lists_of_messages_make_no_round_trip_for_each() -> None:

@@ -17,6 +17,7 @@ import pytest
 from laneway.message import Action, Draft, Settlement
 from laneway.policy import Gate
 from laneway.units import SECOND
+from tests.seeds import seeds_of_histories
 from tests.stateful.lockstep import Lockstep
 
 HISTORIES = int(os.environ.get("LANEWAY_HISTORIES") or 0)
@@ -48,6 +49,8 @@ RULES: list[dict[str, Any]] = [
     {"gate": "g"},
     {"group": "{0}", "concurrency": 1},
     {"ttl": 2},
+    {"subscription:s": {}, "own_backlog": False},
+    {"subscription:s": {}},
 ]
 ACTIONS: list[Action] = ["ack", "retry", "retry", "release", "dead"]
 
@@ -91,17 +94,10 @@ def step(lockstep: Lockstep, chance: random.Random) -> None:
     lockstep.compare_everything()
 
 
-def seeds() -> list[int]:
-    if given := os.environ.get("LANEWAY_SEED"):
-        return [int(given)]
-    chance = random.SystemRandom()
-    return [chance.randrange(1 << 32) for _ in range(HISTORIES)] or FIXED
-
-
 @pytest.mark.timeout(0 if HISTORIES else 300)
 @pytest.mark.parametrize("name", ENGINES)
 def test_full_backlogs_agree(name: str) -> None:
-    for seed in seeds():
+    for seed in seeds_of_histories(FIXED):
         print(f"repeat with LANEWAY_SEED={seed}")
         chance = random.Random(seed)
         limits = {"max_backlog": 15, "on_full": chance.choice(["drop_oldest", "refuse"])}

@@ -15,6 +15,7 @@ import pytest
 
 from laneway.message import Action, Draft, Settlement
 from laneway.units import SECOND
+from tests.seeds import seeds_of_histories
 from tests.stateful.lockstep import Lockstep
 
 HISTORIES = int(os.environ.get("LANEWAY_HISTORIES") or 0)
@@ -92,17 +93,10 @@ def step(lockstep: Lockstep, chance: random.Random) -> None:
     )
 
 
-def seeds() -> list[int]:
-    if given := os.environ.get("LANEWAY_SEED"):
-        return [int(given)]
-    chance = random.SystemRandom()
-    return [chance.randrange(1 << 32) for _ in range(HISTORIES)] or [FIXED]
-
-
 @pytest.mark.timeout(0 if HISTORIES else 300)
 @pytest.mark.parametrize("name", ENGINES)
 def test_subscription_patterns_agree(name: str) -> None:
-    for seed in seeds():
+    for seed in seeds_of_histories([FIXED]):
         print(f"repeat with LANEWAY_SEED={seed}")
         chance = random.Random(seed)
         lockstep = Lockstep(name)

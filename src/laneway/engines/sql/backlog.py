@@ -29,14 +29,14 @@ class Backlog:
 
     def __init__(self, topic: str, policy: Resolved, lanes: Sequence[str]) -> None:
         self.topic, self.policy, self.lanes = topic, policy, lanes
-        self.coming, self.coming_bytes = 0, 0
-        """What the put has for it."""
+        self.expected, self.expected_bytes = 0, 0
+        """What the put adds to it at most; how many messages it probably drops at most."""
         self.folded, self.folded_bytes = 0, 0
         """What waits of a topic in buckets: their lanes have other topics, too."""
         self.places: list[Place] = []
         """A heap: what is dropped first, up to `end`, and what came to wait since."""
         self.end: Place | None = None
-        """Places behind it were not read; or None if all were."""
+        """The last place that was read, or None if all were."""
         self.is_read = False
         """Whether places were read."""
 
@@ -47,7 +47,7 @@ class Backlog:
             heappush(self.places, Place.of(row))
 
     def resize(self, count: int, size: int) -> None:
-        """So many messages, and so many bytes, came to wait; below 0: left."""
+        """Count messages and bytes that came to wait; below 0: that left."""
         self.folded += count
         self.folded_bytes += size
 

@@ -34,7 +34,10 @@ EVERY, TOPIC, NAMESPACE = slice(4), slice(2), slice(2, 4)
 """Which of the four limits count: those of the topic and of the namespace, by count and size."""
 
 MOST_PLACES, MOST_BYTES = 1_000, 16 << 20
-"""Messages of a topic that are read together to be dropped, and about how many bytes of bodies."""
+"""
+Places of a topic that are read together, and bytes of the bodies that are read with them. Messages
+beyond that are read one by one.
+"""
 
 _Amounts = tuple[int, int, int, int]
 """Of what the four limits count, in `_UNITS`."""
@@ -52,19 +55,20 @@ def read(tx: Transaction, limited: Sequence[tuple[Draft, Resolved, str]]) -> Non
         if backlog is None:
             names = lane_names(draft.topic, policy, name)
             backlog = tx.backlogs[draft.topic] = Backlog(draft.topic, policy, names)
-        backlog.coming += 1
-        backlog.coming_bytes += len(draft.body)
+        if draft.id is None or not messages.is_known(tx, draft.topic, draft.id):
+            backlog.expected += 1
+            backlog.expected_bytes += len(draft.body)
     backlogs = list(tx.backlogs.values())
     tx.load_names(name for backlog in backlogs for name in backlog.lanes)
     folded = [backlog for backlog in backlogs if backlog.policy.buckets is not None]
     pages = tx.pages([("topic_waiting", backlog.topic) for backlog in folded])
     for backlog, [counts] in zip(folded, pages, strict=True):
         backlog.resize(*map(int, counts))
-    size = sum(backlog.coming_bytes for backlog in backlogs)
+    count = sum(backlog.expected for backlog in backlogs)
+    size = sum(backlog.expected_bytes for backlog in backlogs)
     dropping = []
     for backlog in backlogs:
-        coming = backlog.coming, backlog.coming_bytes, len(limited), size
-        over = _exceeded(tx, backlog, coming)
+        over = _exceeded(tx, backlog, (backlog.expected, backlog.expected_bytes, count, size))
         if over is not None and over[-1] == "drop_oldest":
             dropping.append(backlog)
     if dropping:
@@ -95,7 +99,7 @@ def _exceeded(
     tx: Transaction, backlog: Backlog, coming: _Amounts, which: slice = EVERY
 ) -> tuple[int, int, int, str, str, str] | None:
     """
-    The first limit that is exceeded if so much comes: what it is, how much waits, how much comes,
+    The first limit that these amounts would exceed: what it is, how much waits, how much comes,
     whose it is, the unit, and `on_full`.
     """
     policy, rules, shard = backlog.policy, tx.rules, tx.shard
@@ -120,7 +124,8 @@ def make_room(
     backlog, size = tx.backlogs[draft.topic], len(draft.body)
     while (over := _exceeded(tx, backlog, (1, size, 1, size), which)) is not None:
         most, waiting, needed, whose, unit, on_full = over
-        # A message that is larger than the limit by itself would drop all others in vain.
+        # A message that is larger than the limit by itself would drop all others in vain. One that
+        # is only copied has no backlog of its own.
         drops = on_full == "drop_oldest" and needed <= most and which is not NAMESPACE
         if drops and not may_drop:
             return None
@@ -162,7 +167,7 @@ def _first(tx: Transaction, backlog: Backlog) -> Row | None:
             heappop(places)
         if backlog.is_read and end is None:
             return None
-        backlog.coming *= 2  # it needs more than was expected
+        backlog.expected *= 2
         _read_places(tx, [backlog])
 
 
@@ -184,7 +189,7 @@ class _Order:
             return "victims_in_bucket", source, self._below, most
         return "victims", source.lane, self._below, most, *source.place_below(self._below)
 
-    def add(self, page: Sequence[tuple[int | None, int | None, int, int, int | None]]) -> bool:
+    def add(self, page: Sequence[tuple[int | None, int | None, int, int, int, int | None]]) -> bool:
         """Add those that were read. Returns whether there may be more, and more are wanted."""
         front = page[-1][1] if page else None
         if front is None:
@@ -195,7 +200,7 @@ class _Order:
             self._source.begin_rank_at(front + 1, first)
         self.places += [
             Place(-(rank >> 1), since, seq, mid)
-            for mid, rank, since, seq, _ in page
+            for mid, rank, since, seq, *_ in page
             if mid is not None and rank is not None
         ]
         self.end = self.places[-1] if self.places else None
@@ -204,27 +209,29 @@ class _Order:
 
 def _read_places(tx: Transaction, backlogs: Sequence[Backlog]) -> None:
     """Read the first places of these topics, and what it takes to drop the messages there."""
-    orders: dict[Backlog, tuple[int, list[_Order]]] = {}
+    orders: dict[Backlog, list[_Order]] = {}
     for backlog in backlogs:
-        count, size = _waiting(tx, backlog)
-        most = min(backlog.coming, MOST_PLACES, max(1, MOST_BYTES * count // max(size, 1)))
+        most = backlog.expected = min(backlog.expected, MOST_PLACES)
         orders[backlog] = (
-            most,
-            (
-                [_Order(backlog.topic, most)]
-                if backlog.policy.buckets is not None
-                else [_Order(lane, most) for lane in lanes_of(tx, backlog.lanes)]
-            ),
+            [_Order(backlog.topic, most)]
+            if backlog.policy.buckets is not None
+            else [_Order(lane, most) for lane in lanes_of(tx, backlog.lanes)]
         )
-    unread = [order for _, its in orders.values() for order in its]
+    unread = [order for its in orders.values() for order in its]
+    sizes: dict[int, int] = {}
     while unread:
         pages = tx.pages([order.read() for order in unread])
+        sizes.update((mid, size) for page in pages for mid, *_, size, _ in page)
         unread = [order for order, page in zip(unread, pages, strict=True) if order.add(page)]
     mids: list[int] = []
-    for backlog, (most, its) in orders.items():
+    left = MOST_BYTES
+    for backlog, its in orders.items():
         places = [place for order in its for place in order.places]
         backlog.set_places(places, min((order.end for order in its if order.end), default=None))
-        mids += [place.mid for place in nsmallest(most, places)]
+        for place in nsmallest(backlog.expected, places):
+            left -= sizes[place.mid]
+            if left >= 0:
+                mids.append(place.mid)
     _load(tx, mids)
 
 

@@ -209,7 +209,8 @@ class _Intake:
             has_line = draft.key is not None and policy.serial is not None
             if merges or has_line or draft.id is not None:
                 decided.append(entry)
-            if (policy.limits_backlog or self._is_limited) and not draft.own:
+            is_limited = policy.limits_backlog or self._is_limited
+            if is_limited and not draft.own and draft.signal is None:
                 limited.append((draft, policy, entry[2]))
         tx.load_names(dict.fromkeys(entry[2] for entry in entries if entry[2]), creates=True)
         if decided:

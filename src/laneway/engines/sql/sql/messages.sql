@@ -221,34 +221,34 @@ WITH last AS (SELECT (max(x.rank) >> 1) * 2 AS front FROM (
 first AS (SELECT l.front, (SELECT r.pos FROM ready r WHERE r.lane = ?1 AND r.rank = l.front + 1
        AND r.pos >= CASE WHEN l.front + 1 = ?4 THEN ?5 ELSE -4611686018427387904 END
      ORDER BY r.pos LIMIT 1) AS pos FROM last l)
-SELECT v.mid, f.front, v.since, v.seq, f.pos FROM first f LEFT JOIN (
-    SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq
+SELECT v.mid, f.front, v.since, v.seq, v.size, f.pos FROM first f LEFT JOIN (
+    SELECT * FROM (SELECT m.mid, m.since, m.seq, length(m.body) AS size
           FROM ready r {join} message m ON m.mid = r.mid
          WHERE r.lane = ?1 AND r.rank = (SELECT front + 1 FROM last)
            AND r.pos >= (SELECT pos FROM first) AND {unheld}
          ORDER BY r.pos, r.seq LIMIT ?3) v0
     UNION ALL
-    SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq
+    SELECT * FROM (SELECT m.mid, m.since, m.seq, length(m.body) AS size
           FROM ready r {join} message m ON m.mid = r.mid
          WHERE r.lane = ?1 AND r.rank = (SELECT front FROM last) AND {unheld}
          ORDER BY m.since, r.seq LIMIT ?3) v1
     UNION ALL
-    SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq FROM message m
+    SELECT * FROM (SELECT m.mid, m.since, m.seq, length(m.body) AS size FROM message m
          WHERE m.lane = ?1 AND m.state = 1 AND m.state IN (1, 2)
            AND m.rank = (SELECT front FROM last) AND {unheld}
          ORDER BY m.since, m.seq LIMIT ?3) v2
     UNION ALL
-    SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq FROM message m
+    SELECT * FROM (SELECT m.mid, m.since, m.seq, length(m.body) AS size FROM message m
          WHERE m.lane = ?1 AND m.state = 1 AND m.state IN (1, 2)
            AND m.rank = (SELECT front + 1 FROM last) AND {unheld}
          ORDER BY m.since, m.seq LIMIT ?3) v3
     UNION ALL
-    SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq FROM message m
+    SELECT * FROM (SELECT m.mid, m.since, m.seq, length(m.body) AS size FROM message m
          WHERE m.lane = ?1 AND m.state = 2 AND m.state IN (1, 2)
            AND m.rank = (SELECT front FROM last) AND {unheld}
          ORDER BY m.since, m.seq LIMIT ?3) v4
     UNION ALL
-    SELECT * FROM (SELECT m.mid, m.rank, m.since, m.seq FROM message m
+    SELECT * FROM (SELECT m.mid, m.since, m.seq, length(m.body) AS size FROM message m
          WHERE m.lane = ?1 AND m.state = 2 AND m.state IN (1, 2)
            AND m.rank = (SELECT front + 1 FROM last) AND {unheld}
          ORDER BY m.since, m.seq LIMIT ?3) v5) v ON v.mid > 0
@@ -256,7 +256,7 @@ SELECT v.mid, f.front, v.since, v.seq, f.pos FROM first f LEFT JOIN (
 
 -- name: victims_in_bucket
 -- The same of a topic in a bucket, of several priorities.
-SELECT m.mid, (m.rank >> 1) * 2, m.since, m.seq, NULL FROM message m
+SELECT m.mid, (m.rank >> 1) * 2, m.since, m.seq, length(m.body), NULL FROM message m
  WHERE m.topic = ? AND m.state < 3 AND m.rank < ? AND {unheld}
    AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid)
  ORDER BY m.rank >> 1 DESC, m.since, m.seq LIMIT ?;
