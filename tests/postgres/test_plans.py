@@ -124,7 +124,7 @@ def test_a_statement_is_prepared_in_few_forms(engine: PostgresEngine) -> None:
     work(engine)
     before = len(pipeline(engine)._prepared)
     for n in range(5):
-        engine.put([Draft(f"plain.{k}", b"x" * 10**n) for k in range(3 * n + 2)])
+        engine.put([Draft(f"plain.{k}", b"%0*d" % (10**n, k)) for k in range(n + 2)])
         settle(engine, engine.lease(100).leases)
     assert len(pipeline(engine)._prepared) <= before + 10
 

@@ -103,10 +103,11 @@ def _element(column: Sequence[Any], known: int | None) -> int:
     return _ENCODE[type(first)][0] or TEXT
 
 
-MANY_ROWS = 64
+MANY_ROWS = 8
 """
-From this number of rows on, what all of them share is sent once. Few rows have the same values by
-chance, and each combination of columns is a statement of its own, which the server has to prepare.
+From this number of rows on, what all of them share is sent once. Fewer rows have the same values by
+chance, and each combination of columns is a statement of its own: the server has to prepare it, and
+keeps some 100 kB for it in each connection.
 """
 
 
