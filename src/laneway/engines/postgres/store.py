@@ -101,6 +101,7 @@ SETTINGS: dict[str, object] = {
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
+    "enable_memoize": "off",  # it computes the key of a lookup twice: a query, for first messages
     "jit": "off",
 }
 
