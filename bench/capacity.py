@@ -137,9 +137,8 @@ def main() -> None:
     topics = chosen.topics or pick(chosen, (1e3, 1e4), (1e3, 1e4), (100,))
     usual = (1, 2, 4, 8) if chosen.engine == "valkey" else (1, 2, 4)
     nodes = chosen.nodes or pick(chosen, usual, usual, (2,))
-    rules = chosen.rules or pick(
-        chosen, *(("plain", "limits", "limits+dedupe+ttl"),) * 2, ("limits",)
-    )
+    usual_rules = ("plain", "limits", "limits+dedupe+ttl", "serial+priority+group")
+    rules = chosen.rules or pick(chosen, usual_rules, usual_rules, ("limits",))
     rounds = chosen.rounds or pick(chosen, 3, 2, 1)
     with ExitStack() as stack:
         single = {each for rule in rules for each in rule.split("+")} - {"plain"}

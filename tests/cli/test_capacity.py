@@ -7,10 +7,11 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from laneway.cli.fleet import costs, measuring, model
-from laneway.cli.fleet.costs import Step, Work
+from laneway.cli.fleet.costs import Rule, Step, Work
 from laneway.cli.fleet.measuring import Measurement, Run
 
 if TYPE_CHECKING:
@@ -104,6 +105,27 @@ def test_a_lane_costs_more_among_more_topics() -> None:
     assert more - many == pytest.approx(1, rel=0.01)
 
 
+def test_of_rules_of_a_group_the_dearest_counts() -> None:
+    """On Valkey several rules keep a message in a record of its own, which is written once."""
+
+    def rule(put: float, size: float, group: str = "") -> Rule:
+        return Rule({"server": {"put": Step(message=put)}}, message_bytes=size, group=group)
+
+    rules = {"a": rule(10, 50, "records"), "b": rule(4, 80, "records"), "c": rule(3, 7)}
+    known = msgspec.structs.replace(costs.load()["valkey"], rules=rules)
+
+    def more(**shares: float) -> tuple[float, float]:
+        work = Work(calls=1, messages=1, lanes=1)
+        times = [known.microseconds("server", "put", work, each) for each in ({}, shares)]
+        sizes = [known.stored_bytes(1, 0, 100, each) for each in ({}, shares)]
+        return times[1] - times[0], sizes[1] - sizes[0]
+
+    assert more(a=1, c=1) == pytest.approx((13, 57))
+    assert more(a=1, b=1) == pytest.approx((10, 80))
+    # Half of the messages with b have a as well.
+    assert more(a=0.5, b=1, c=1) == pytest.approx((5 + 2 + 3, 80 + 7))
+
+
 def test_more_nodes_have_fewer_topics_each() -> None:
     """The topics of a fleet are divided over its machines."""
     one, eight = (
@@ -166,7 +188,7 @@ def test_most_calls_create_topics_if_some_messages_do(batch: int, creating: floa
     plan = model.plan("postgres", known, load, shards=1)
     calls = sum(step.call for step in known.trips.values()) / batch
     assert plan.round_trips == pytest.approx(
-        calls + creating * known.trips["put"].creating / batch, rel=0.01
+        calls + creating * known.trips["put"].creating / batch, rel=0.03
     )
 
 

@@ -14,7 +14,7 @@ from laneway.cli.session import REFUSED, exit_with, json_option, print_json, say
 from laneway.testing.servers import NoServer
 
 SIZES = ("full", "quick", "smoke")
-MEASURED = {"full": (1.0, 5), "quick": (1.0, 3), "smoke": (0.01, 1)}
+MEASURED = {"full": (1.0, 5), "quick": (1.0, 2), "smoke": (0.01, 1)}
 """The scale and the rounds of a measurement of costs."""
 
 

@@ -10,7 +10,7 @@ processor's caches: that part grows with the logarithm of their number.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import mul
 from pathlib import Path
 
@@ -76,21 +76,16 @@ class Step(msgspec.Struct, frozen=True):
 
 class Rule(msgspec.Struct, frozen=True):
     """
-    What a rule costs more than plain messages: microseconds by side and operation, and bytes.
-    `topic`: for a message that creates its topic; `trips`: round trips of a call, by operation.
+    What a rule costs more than plain messages: by side and operation, and bytes of a message and of
+    its topic. `trips`: round trips of a call, by operation. `group`: of the rules of a group that
+    hold for a message only the dearest counts; "": of none.
     """
 
-    message: dict[str, dict[str, float]] = {}
-    topic: dict[str, dict[str, float]] = {}
+    steps: dict[str, dict[str, Step]] = {}
     message_bytes: float = 0.0
     topic_bytes: float = 0.0
     trips: dict[str, float] = {}
-
-    def microseconds(self, side: str, operation: str, work: Work) -> float:
-        """What the work costs more."""
-        message = self.message.get(side, {}).get(operation, 0.0)
-        topic = self.topic.get(side, {}).get(operation, 0.0)
-        return message * work.messages + topic * work.new
+    group: str = ""
 
 
 class EngineCosts(msgspec.Struct, frozen=True):
@@ -127,19 +122,14 @@ class EngineCosts(msgspec.Struct, frozen=True):
         Processor time of an operation. `shares`: which share of the messages each rule holds for.
         Raises UsageError for an unknown rule.
         """
-        cost = self.steps[side][operation].cost(work)
-        for name, share in (shares or {}).items():
-            cost += share * self.rule(name).microseconds(side, operation, work)
-        return max(cost, 0.0)
+        more = self._of_rules(shares, lambda rule: rule.steps[side][operation].cost(work))
+        return max(self.steps[side][operation].cost(work) + more, 0.0)
 
     def round_trips(
         self, operation: str, work: Work, shares: Mapping[str, float] | None = None
     ) -> float:
         """The round trips of an operation. `shares`: as for `microseconds`."""
-        more = sum(
-            share * self.rule(name).trips.get(operation, 0.0)
-            for name, share in (shares or {}).items()
-        )
+        more = self._of_rules(shares, lambda rule: rule.trips.get(operation, 0.0))
         return self.trips[operation].cost(work) + more * work.calls
 
     def stored_bytes(
@@ -147,10 +137,19 @@ class EngineCosts(msgspec.Struct, frozen=True):
     ) -> float:
         """Bytes of waiting messages, and of their topics."""
         each, lane = self.message_bytes + body - self.body_bytes, self.topic_bytes
-        for name, share in (shares or {}).items():
-            each += share * self.rule(name).message_bytes
-            lane += share * self.rule(name).topic_bytes
+        each += self._of_rules(shares, lambda rule: rule.message_bytes)
+        lane += self._of_rules(shares, lambda rule: rule.topic_bytes)
         return max(messages * each + topics * lane, 0.0)
+
+    def _of_rules(self, shares: Mapping[str, float] | None, cost: Callable[[Rule], float]) -> float:
+        """What all rules cost for a message; rules hold for it independently of each other."""
+        total, left = 0.0, dict[str, float]()
+        rules = [(cost(self.rule(name)), name, share) for name, share in (shares or {}).items()]
+        for more, name, share in sorted(rules, reverse=True):
+            group = self.rule(name).group or name
+            total += more * share * left.get(group, 1.0)
+            left[group] = left.get(group, 1.0) * (1 - share)
+        return total
 
     def rule(self, name: str) -> Rule:
         """The costs of a rule. Raises UsageError."""

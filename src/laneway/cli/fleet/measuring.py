@@ -24,10 +24,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from laneway.cli.fleet.costs import OPERATIONS, SIDES, STEPS, EngineCosts, Rule, Work, fitted
+from laneway.cli.fleet.costs import OPERATIONS, SIDES, STEPS, EngineCosts, Rule, Step, Work, fitted
 from laneway.engines import open_engine
 from laneway.engines.base import HOUSEKEEPING_LIMIT, FullEngine, Settings, WorkerFacts
 from laneway.history import sampling
@@ -35,6 +36,7 @@ from laneway.message import Draft, Settlement
 from laneway.policy import Gate
 from laneway.testing.postgres_server import PostgresServer
 from laneway.testing.servers import Server, processor_time, until
+from laneway.units import SECOND
 
 BODY_BYTES = 100
 BATCH = 100
@@ -52,14 +54,36 @@ POLICIES: dict[str, dict[str, Any]] = {
     "dedupe": {"dedupe": 1},
     "ttl": {"ttl": 3600},
     "priority": {},
+    "group": {"group": "g"},
+    "merge": {"merge": "last"},
+    "delay": {},
 }
 """
-What is measured: the policy of all topics. Messages have a key with KEYED, an id with `dedupe`, and
-a priority with `priority`.
+What is measured: the policy of all topics. Messages have a key of their own with KEYED, so none
+joins another; an id with `dedupe`, a priority with `priority`, and DELAY_US with `delay`.
 """
 
+DELAY_US = 1_000_000
+ALIKE = {"key_concurrency": "key limits", "key_rate": "key limits"}
+"""
+By rule: the group of rules that share what they cost, so that of those that hold for a message only
+the dearest one counts.
+"""
+
+ALIKE_ON_VALKEY = ALIKE | dict.fromkeys(("serial", "max_backlog", "ttl", "priority"), "records")
+"""There some rules keep messages in records of their own."""
+
+SERVERS = 3
+"""
+Valkey servers for each rule. The same calls cost a server up to 8 % more than another one; what a
+rule costs more differs less, and the median counts.
+"""
+
+SCHEMAS = 4
+"""In one of the runs on PostgreSQL; some of its leases look at a second schema, and wait twice."""
+
 RULES = tuple(rule for rule in POLICIES if rule != "plain")
-KEYED = {"serial", "key_concurrency", "key_rate"}
+KEYED = {"serial", "key_concurrency", "key_rate", "merge"}
 
 
 class Run(NamedTuple):
@@ -80,10 +104,12 @@ def runs(engine: str, rule: str, scale: float) -> list[Run]:
     few, many = max(int(8_000 * scale), 200), max(int(40_000 * scale), 400)
     shards = 8 if engine == "valkey" else 1
     usual = [Run("plain", topics, few, shards=shards) for topics in (few // 10, few)]
+    if engine == "postgres":  # a put is a transaction in each schema
+        usual.append(Run("plain", few // 10, few, shards=SCHEMAS))
     if rule != "plain":
         ruled = [run._replace(rule=rule) for run in usual]
         return [*usual, *ruled] if engine == "valkey" else ruled
-    # Below 64 rows PostgreSQL is sent each column whole, so these calls have many messages, too.
+    # PostgreSQL is sent what 8 rows and more share once, so these calls have many messages, too.
     small_calls = [Run("plain", topics, few // 2, BATCH // 4) for topics in (few // 20, few // 2)]
     return [*usual, Run("plain", 10, few), *small_calls, Run("plain", many, many, shards=shards)]
 
@@ -209,6 +235,7 @@ class Measurement:
         shards = f"?shards={run.shards}" if place.port or run.shards > 1 else ""
         self.engine = open_engine(place.url + shards, Settings(namespace=name, durability="memory"))
         self._rules = run.rule.split("+")
+        self._delay_us = DELAY_US if "delay" in self._rules else 0
         if "gate" in self._rules:
             self.engine.gate_set("g", Gate(MANY, MANY, MANY))
         if policy := {k: v for rule in self._rules for k, v in POLICIES[rule].items()}:
@@ -223,7 +250,7 @@ class Measurement:
         while leases := self.engine.lease(self.run.batch).leases:
             self.engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
 
-    def _draft(self, n: int) -> Draft:
+    def _draft(self, n: int, delay_us: int = 0) -> Draft:
         self._count += 1
         return Draft(
             f"bench.{n % self.run.topics}",
@@ -231,6 +258,7 @@ class Measurement:
             id=f"order-{self._count}" if "dedupe" in self._rules else None,
             key=f"k{self._count}" if KEYED.intersection(self._rules) else None,
             priority=self._count % 5 if "priority" in self._rules else 0,
+            delay_us=delay_us,
         )
 
     def work(self) -> None:
@@ -244,6 +272,7 @@ class Measurement:
             for batch in batches:
                 engine.put(batch)
         self.bytes = self.bytes or self.place.size() - size  # later rounds fill what is free
+        time.sleep(self._delay_us / SECOND)
         taken = 0
         leased: list[Sequence[Any]] = []
         with self._counted("lease", leased, new):
@@ -258,7 +287,7 @@ class Measurement:
     def _batches(self) -> list[list[Draft]]:
         """The drafts in batches, divided by shard: what a put of the whole batch calls."""
         run = self.run
-        drafts = [self._draft(n) for n in range(run.messages)]
+        drafts = [self._draft(n, self._delay_us) for n in range(run.messages)]
         shards = [crc32(draft.topic.encode()) % run.shards for draft in drafts]
         parts = (
             [
@@ -292,7 +321,7 @@ class Measurement:
         trips = self.place.trips() - trips
         count = sum(map(len, batches))
         work = Work(
-            calls=trips if self.run.shards > 1 else len(batches),
+            calls=trips if isinstance(self.place, ValkeyPlace) else len(batches),
             messages=count,
             lanes=sum(len({each.topic for each in batch}) for batch in batches),
             new=new,
@@ -324,20 +353,21 @@ def survey_of(
 ) -> dict[str, list[Measurement]]:
     """
     The measurements that the costs are made of, by rule. `stack`: what closes the stores. On Valkey
-    each rule has a server of its own: many namespaces on one make it slower. Raises NoServer.
+    each rule has servers of its own: many namespaces on one make it slower. Raises NoServer.
     """
     gc.freeze()  # so that collecting garbage does not cost more in a larger program
     stack.callback(gc.unfreeze)
     survey: dict[str, list[Measurement]] = {}
-    place = stack.enter_context(place_of(engine))
+    servers = SERVERS if engine == "valkey" else 1
+    places = [stack.enter_context(place_of(engine)) for _ in range(servers)]
     for rule in ("plain", *rules):
+        survey[rule] = []
         if engine == "valkey" and rule != "plain":
-            place = stack.enter_context(place_of(engine))
-        survey[rule] = [
-            Measurement(place, run, f"{rule}{n}") for n, run in enumerate(runs(engine, rule, scale))
-        ]
-        for each in survey[rule]:
-            stack.callback(each.engine.close)
+            places = [stack.enter_context(place_of(engine)) for _ in range(servers)]
+        for place in places:
+            for n, run in enumerate(runs(engine, rule, scale)):
+                survey[rule].append(Measurement(place, run, f"{rule}{n}"))
+                stack.callback(survey[rule][-1].engine.close)
     return survey
 
 
@@ -365,7 +395,7 @@ def costs_of(survey: dict[str, list[Measurement]], command: str, scale: float) -
             for side in SIDES
         },
         rules={
-            rule: _rule(plain[:2] if len(each) == 2 else each[:2], each[-2:])
+            rule: _rule(each if each[0].run.rule == "plain" else plain[: len(each)] + each)
             for rule, each in survey.items()
             if rule != "plain"
         },
@@ -374,8 +404,8 @@ def costs_of(survey: dict[str, list[Measurement]], command: str, scale: float) -
         network_bytes={name: few.best[name].network / count for name in OPERATIONS},
         trips={
             operation: fitted(
-                [each.best[operation].work for each in plain],
-                [each.best[operation].trips for each in plain],
+                [each.best[operation].work for each in plain if each.run.shards != SCHEMAS],
+                [each.best[operation].trips for each in plain if each.run.shards != SCHEMAS],
             )
             for operation in OPERATIONS
         },
@@ -416,26 +446,53 @@ def _parts(few: Measurement, values: Sequence[float]) -> tuple[float, float]:
     return values[0] - topic * topics / count, topic
 
 
-def _rule(plain: Sequence[Measurement], ruled: Sequence[Measurement]) -> Rule:
-    """What a rule costs more, from runs over few topics and over many."""
-    message: dict[str, dict[str, float]] = {}
-    topic: dict[str, dict[str, float]] = {}
-    pairs, count = list(zip(ruled, plain, strict=True)), ruled[0].run.messages
-    for side in SIDES:
-        message[side], topic[side] = {}, {}
-        for name in OPERATIONS:
-            more = [
-                (one.best[name].seconds[side] - other.best[name].seconds[side]) / count * 1e6
-                for one, other in pairs
-            ]
-            message[side][name], topic[side][name] = _parts(ruled[0], more)
-    stored = _parts(ruled[0], [(one.bytes - other.bytes) / count for one, other in pairs])
+def _rule(measured: Sequence[Measurement]) -> Rule:
+    """
+    What a rule costs more, the median of some servers. `measured`: for each of them plain messages
+    in few topics, in many, and perhaps in more schemas, then those with the rule.
+    """
+    few, count = measured[0], measured[0].run.messages
+    kinds = len({(each.run.topics, each.run.shards) for each in measured})
+    pairs = [
+        list(zip(measured[n + kinds :: 2 * kinds], measured[n :: 2 * kinds], strict=True))
+        for n in range(kinds)
+    ]
+    calls = [each[0][1].best["put"].work.calls / count for each in pairs]
+    steps = {
+        side: {
+            name: _more(
+                few,
+                [
+                    median(
+                        one.best[name].seconds[side] - other.best[name].seconds[side]
+                        for one, other in each
+                    )
+                    / count
+                    * 1e6
+                    for each in pairs
+                ],
+                calls if name == "put" else (),
+            )
+            for name in OPERATIONS
+        }
+        for side in SIDES
+    }
+    stored = [median(one.bytes - other.bytes for one, other in each) / count for each in pairs]
     trips = {
-        name: sum(one.best[name].trips - other.best[name].trips for one, other in pairs)
-        / sum(other.best[name].work.calls for _, other in pairs)
+        name: sum(one.best[name].trips - other.best[name].trips for (one, other), *_ in pairs)
+        / sum(other.best[name].work.calls for (_, other), *_ in pairs)
         for name in STEPS
     }
-    return Rule(message, topic, *stored, trips)
+    alike = ALIKE_ON_VALKEY if isinstance(few.place, ValkeyPlace) else ALIKE
+    group = alike.get(measured[kinds].run.rule, "")
+    return Rule(steps, *_parts(few, stored), trips, group)
+
+
+def _more(few: Measurement, values: Sequence[float], calls: Sequence[float]) -> Step:
+    """The cost in values as those of `_parts`, and in a third one with more of some `calls`."""
+    message, topic = _parts(few, values)
+    call = max((values[2] - values[0]) / (calls[2] - calls[0]), 0.0) if len(calls) > 2 else 0.0
+    return Step(call=call, message=message - call * calls[0] if call else message, new=topic)
 
 
 def _others(engine: FullEngine, place: Place, count: int) -> dict[str, Any]:
