@@ -325,7 +325,8 @@ class Engine(Lanes):
         if survivor is not None:
             arrivals.append(survivor.lane)
             return Receipt(draft.id or survivor.id, draft.topic, "merged", survivor.id)
-        if not self._has_room(draft, policy, "topic" if is_copy else "all") and not is_copy:
+        which = "topic" if is_copy else "all"
+        if not self._has_room(draft, policy, which, arrivals) and not is_copy:
             return Receipt(draft.id or "", draft.topic, "refused", None, "full")
         lane = self._make_lane(name, rule)
         arrivals.append(lane)
@@ -526,16 +527,16 @@ class Engine(Lanes):
                 return limit, need, on_full
         return None
 
-    def _has_room(self, draft: Draft, policy: Resolved, which: str) -> bool:
+    def _has_room(self, draft: Draft, policy: Resolved, which: str, arrivals: list[Lane]) -> bool:
         """Whether the backlog limits admit it, after dropping the oldest messages if configured."""
         while (over := self._reached(draft, policy, which)) is not None:
             limit, need, on_full = over
             mine = [message for message in self._waiting_all() if message.topic == draft.topic]
-            if on_full != "drop_oldest" or need > limit or not self._drop_oldest(mine):
+            if on_full != "drop_oldest" or need > limit or not self._drop_oldest(mine, arrivals):
                 return False
         return True
 
-    def _drop_oldest(self, among: list[Message]) -> bool:
+    def _drop_oldest(self, among: list[Message], arrivals: list[Lane]) -> bool:
         """
         Make the oldest message of the lowest priority a dead letter.
 
@@ -552,7 +553,7 @@ class Engine(Lanes):
         lane = victim.lane
         self._count(lane, "removed")
         self._bury(victim, "dropped: the backlog was full", None)
-        self._place(lane)
+        arrivals.append(lane)
         return True
 
     # Serving

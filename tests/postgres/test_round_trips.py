@@ -146,6 +146,8 @@ FULL: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, Any]]]] = {
     "priorities": ({}, _priority),
     "delays": ({}, lambda n: {"delay_us": n}),
     "serial keys": ({"serial": True}, _key),
+    "one serial key a topic": ({"serial": True}, lambda _: {"key": "k"}),
+    "priorities of serial keys": ({"serial": True}, lambda n: _priority(n) | {"key": f"k{n % 7}"}),
     "limits per key": (_KEYS, _key),
     "merge": ({"merge": "last"}, _key),
     "partitions": ({"partitions": 4}, _key),

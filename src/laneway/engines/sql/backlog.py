@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappush
 from typing import NamedTuple
 
-from laneway.engines.sql.rows import Row
+from laneway.engines.sql.rows import Lane, Row
 from laneway.policy import Resolved
 
 
@@ -39,6 +39,8 @@ class Backlog:
         """The last place that was read, or None if all were."""
         self.is_read = False
         """Whether places were read."""
+        self.freed: list[tuple[Lane, str]] = []
+        """Serial keys whose heads were dropped, and which these hold until the put ends."""
 
     def came(self, row: Row, size: int) -> None:
         """A message of the topic begins to wait, maybe again."""

@@ -11,6 +11,10 @@ Why this is correct. While a put decides, the place of a waiting message changes
 one joins it, and it gets the new place then, as new messages do. A place counts only if its message
 still stands there. What was not read stands behind `Backlog.end`: if nothing is left up to there,
 the places are read again.
+
+A dropped head of a serial key holds its key until the put ends, so what comes meanwhile is parked,
+and one statement then reads who is next for all keys. Which message is dropped does not depend on
+that: parked messages are dropped in the same order as ready ones.
 """
 
 from __future__ import annotations
@@ -115,11 +119,12 @@ def _exceeded(
 
 
 def make_room(
-    tx: Transaction, draft: Draft, which: slice = EVERY, *, may_drop: bool = True
+    tx: Transaction, draft: Draft, arrivals: dict[str, Lane] | None, which: slice = EVERY
 ) -> str | None:
     """
     Check the backlog limits of the topic and the namespace, and drop the oldest messages where the
-    policy says so (`may_drop` False: later). Returns why there is no room, or None if there is.
+    policy says so. Their lanes are added to `arrivals`, by name; without it, they are dropped
+    later. Returns why there is no room, or None if there is.
     """
     backlog, size = tx.backlogs[draft.topic], len(draft.body)
     while (over := _exceeded(tx, backlog, (1, size, 1, size), which)) is not None:
@@ -127,27 +132,46 @@ def make_room(
         # A message that is larger than the limit by itself would drop all others in vain. One that
         # is only copied has no backlog of its own.
         drops = on_full == "drop_oldest" and needed <= most and which is not NAMESPACE
-        if drops and not may_drop:
+        if drops and arrivals is None:
             return None
-        if not drops or not _drop_oldest(tx, backlog):
+        if not drops or arrivals is None or not _drop_oldest(tx, backlog, arrivals):
             return full(whose, waiting, unit, most)
     return None
 
 
-def _drop_oldest(tx: Transaction, backlog: Backlog) -> bool:
+def _drop_oldest(tx: Transaction, backlog: Backlog, arrivals: dict[str, Lane]) -> bool:
     """Drop the oldest message of the lowest priority; False: none may be dropped."""
     row = _first(tx, backlog)
     if row is None:
         return False
     lane = tx.lane(row.lane)
+    arrivals[lane.name] = tx.ensure_lane(lane.name, lane.rule)
     messages.take_out(tx, lane, row)
     if row.serial:
-        messages.free_key(tx, lane, row.line, row.mid)
+        _leave_key(tx, backlog, lane, row)
     lane.removed += 1
     tx.shard.removed += 1
     messages.bury(tx, lane, row, DROPPED, None)
-    tx.place(lane)
     return True
+
+
+def _leave_key(tx: Transaction, backlog: Backlog, lane: Lane, row: Row) -> None:
+    """
+    A dropped message leaves its serial key. If it is the head, and others may be parked behind it,
+    it holds the key until the end of the put.
+    """
+    key = row.line or ""
+    if lane.parked and (head := tx.serial_keys.get(lane.lane, key)) and head[0] == row.mid:
+        tx.serial_keys.hold(lane.lane, key, row.mid)
+        backlog.freed.append((lane, key))
+    else:
+        messages.free_key(tx, lane, key, row.mid)
+
+
+def end(tx: Transaction) -> None:
+    """The first parked messages take the places of the heads that were dropped."""
+    freed = [each for backlog in tx.backlogs.values() for each in backlog.freed]
+    messages.free_held_keys(tx, freed)
 
 
 def _first(tx: Transaction, backlog: Backlog) -> Row | None:
@@ -239,10 +263,9 @@ def _load(tx: Transaction, mids: Sequence[int]) -> None:
     """Read these messages, and what it takes to drop them."""
     tx.messages.load(mids)
     rows = [row for mid in mids if (row := messages.read(tx, mid)) is not None]
-    tx.load_gates(tx.gate_keys({row.lane: tx.lane(row.lane) for row in rows}.values()))
     if merging := [(row.lane, row.mkey) for row in rows if row.mkey is not None]:
         tx.merge_keys.load(merging)
     lines = [(row, (row.lane, line)) for row in rows if (line := row.line) is not None]
-    messages.load_parked(tx, [line for row, line in lines if row.serial])
+    tx.serial_keys.load(line for row, line in lines if row.serial)
     if limited := [line for row, line in lines if not row.serial and tx.lane(row.lane).parked]:
         key_limits.load(tx, limited)

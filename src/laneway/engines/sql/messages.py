@@ -229,7 +229,7 @@ def free_key(tx: Transaction, lane: Lane, key: str | None, mid: int) -> None:
 
 
 def free_held_keys(tx: Transaction, keys: Sequence[tuple[Lane, str]]) -> None:
-    """As `free_key` for the serial keys of messages whose leases end: each of them is the head."""
+    """As `free_key` for keys whose heads have held them: their leases end, or they are dropped."""
     parked = [(lane.lane, key) for lane, key in keys if lane.parked]
     if parked:
         _load_first_parked(tx, parked)

@@ -65,11 +65,11 @@ def put(
     if not drafts:
         return []
     policies = tx.policies([draft.topic for draft in drafts])
-    if any(map(_IS_COPIED, policies)):
-        return _put_copied(tx, drafts, policies, keeps_order=keeps_order, is_whole=is_whole)
+    if keeps_order or any(map(_IS_COPIED, policies)):
+        return _put_in_turn(tx, drafts, policies, keeps_order=keeps_order, is_whole=is_whole)
     intake = _Intake(tx)
     entries = intake.read(drafts, policies)
-    receipts = _in_order(intake, entries) if keeps_order else list(map(intake.accept, entries))
+    receipts = list(map(intake.accept, entries))
     intake.end()
     return receipts
 
@@ -86,23 +86,7 @@ def _check_cost(tx: Transaction, draft: Draft, policy: Resolved) -> None:
     check_cost(draft, policy, [(name, state.whole) for name, state in states if state is not None])
 
 
-def _in_order(intake: _Intake, entries: Sequence[_Entry]) -> list[Receipt]:
-    """Accept messages; after a refused one, refuse the later ones of its topic."""
-    receipts: list[Receipt] = []
-    full: dict[str, str | None] = {}
-    for entry in entries:
-        draft = entry[0]
-        topic = draft.topic
-        if topic in full:
-            receipts.append(Receipt(draft.id or "", topic, "refused", None, full[topic]))
-            continue
-        receipts.append(intake.accept(entry))
-        if receipts[-1].outcome == "refused":
-            full[topic] = receipts[-1].reason
-    return receipts
-
-
-def _put_copied(
+def _put_in_turn(
     tx: Transaction,
     drafts: Sequence[Draft],
     policies: Sequence[Resolved],
@@ -110,7 +94,7 @@ def _put_copied(
     keeps_order: bool,
     is_whole: bool,
 ) -> list[Receipt]:
-    """Put messages of which some have copies, or are not stored themselves."""
+    """Put messages whose answers depend on those before them, or that may have copies."""
     copies = list(map(copies_of, drafts, policies))
     if not is_whole:
         copies = copies[: count_within(list(map(len, copies)), MOST_AT_ONCE)]
@@ -277,6 +261,8 @@ class _Intake:
     def end(self) -> None:
         """Place the lanes that messages came to."""
         tx = self.tx
+        if tx.backlogs:
+            backlog_limits.end(tx)
         # More ready messages do not change the place of a lane that had some. (A merge may have
         # taken its last one.)
         arrived = [lane for lane in self._lanes.values() if lane.place == IDLE or not lane.ready]
@@ -318,7 +304,7 @@ class _Intake:
             receipt is None
             and copies
             and self._is_limited
-            and (reason := backlog_limits.make_room(tx, draft, NAMESPACE)) is not None
+            and (reason := backlog_limits.make_room(tx, draft, None, NAMESPACE)) is not None
         ):
             return Receipt(draft.id or "", draft.topic, "refused", None, reason)
         receipts = [self.accept(copy, is_copy=True) for copy in copies]
@@ -362,7 +348,7 @@ class _Intake:
             row = merging.waiting_message(tx, lane, mkey)
             if row is not None and (policy.merge != "all" or row.parts + 1 < policy.merge_limit):
                 return None
-        return backlog_limits.make_room(tx, draft, TOPIC, may_drop=False)
+        return backlog_limits.make_room(tx, draft, None, TOPIC)
 
     def accept(self, entry: _Entry, *, is_copy: bool = False) -> Receipt:
         """
@@ -383,7 +369,7 @@ class _Intake:
             if joined is not None:
                 return joined
         if (policy.limits_backlog or self._is_limited) and not draft.own:
-            reason = backlog_limits.make_room(tx, draft, TOPIC if is_copy else EVERY)
+            reason = backlog_limits.make_room(tx, draft, self._lanes, TOPIC if is_copy else EVERY)
             if reason is not None and not is_copy:
                 return Receipt(draft.id or "", topic, "refused", None, reason)
         lane = self._lanes.get(name) or self.lane(name, rule)

@@ -119,7 +119,7 @@ local backlog = part(function(backlog)
         return best
     end
 
-    local function drop_oldest(topic, policy)
+    local function drop_oldest(topic, policy, arrivals)
         local record = victim(topic, policy)
         if not record then
             return false
@@ -129,7 +129,7 @@ local backlog = part(function(backlog)
         messages.free_key(lane, messages.line(record), record.mid)
         lane.removed, shard.removed = lane.removed + 1, shard.removed + 1
         messages.bury(lane, record, REASONS.full)
-        lanes.place(lane)
+        arrivals[#arrivals + 1] = lane
         return true
     end
 
@@ -144,13 +144,13 @@ local backlog = part(function(backlog)
 
     -- Nil if there is room, perhaps after the oldest were dropped; else the limit. Copies are
     -- accepted with their message, whose call has checked the namespace's limits.
-    function backlog.make_room(topic, policy, size, is_copy)
+    function backlog.make_room(topic, policy, size, is_copy, arrivals)
         while true do
             local limit = limit_of_topic(topic, policy, size)
                 or not is_copy and backlog.refuses_in_namespace(size) or nil
             -- A message that is larger than the limit would drop all others for nothing.
             if not limit or limit[4] ~= 'drop_oldest' or limit[3] > limit[2]
-                or not drop_oldest(topic, policy) then
+                or not drop_oldest(topic, policy, arrivals) then
                 return limit
             end
         end

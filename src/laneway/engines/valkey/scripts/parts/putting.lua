@@ -157,7 +157,7 @@ local putting = part(function(putting)
         if not draft.own and (is_limited or policy and (policy.max_backlog
             or policy.max_backlog_bytes)) then
             local limit = backlog.make_room(draft.topic, policy or policies.of(draft.topic),
-                draft.size, is_copy)
+                draft.size, is_copy, arrivals)
             if limit and not is_copy then
                 return { 'refused', limit[5], text(limit[1]), text(limit[2]) }
             end
