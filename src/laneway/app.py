@@ -466,8 +466,8 @@ class Laneway:
         Raises UsageError, EngineUnavailable; Refused for a subscription that does not exist.
         """
         priorities = delivery.priorities(priority, max_priority)
-        wanted = delivery.Wanted.checked(n, wait, pool, topics, priorities, only, lease)
-        return delivery.lease(self.runtime, wanted)
+        wanted = delivery.Wanted.checked(pool, topics, priorities, only, lease)
+        return delivery.lease(self.runtime, wanted, n, wait)
 
     async def alease(
         self,
@@ -486,8 +486,8 @@ class Laneway:
         immediately.
         """
         priorities = delivery.priorities(priority, max_priority)
-        wanted = delivery.Wanted.checked(n, wait, pool, topics, priorities, only, lease)
-        return await delivery.alease(self.runtime, wanted)
+        wanted = delivery.Wanted.checked(pool, topics, priorities, only, lease)
+        return await delivery.alease(self.runtime, wanted, n, wait)
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """
@@ -533,10 +533,10 @@ class Laneway:
         `lease`.
         """
         # Workers and producers do not need it.
-        from laneway.leases import leases_of  # noqa: PLC0415
+        from laneway.leases import Leases  # noqa: PLC0415
 
-        wanted = delivery.Wanted.checked(1, 0.0, pool, topics, None, only, lease)
-        return leases_of(self.runtime, limit, wanted)
+        wanted = delivery.Wanted.checked(pool, topics, None, only, lease)
+        return Leases(self.runtime, wanted, limit)
 
     # Topics
 

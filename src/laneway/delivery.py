@@ -18,7 +18,16 @@ from laneway.awaitable import async_variant
 from laneway.engines.base import FullEngine, Queue
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.errors import BadMessage, LeaseLost, Refused, UsageError
-from laneway.message import Batch, Draft, Lease, Message, Overload, Settlement, SettlementAnswer
+from laneway.message import (
+    Batch,
+    Draft,
+    Lease,
+    Message,
+    Overload,
+    Settlement,
+    SettlementAnswer,
+    releases,
+)
 from laneway.policy import is_pattern
 from laneway.runtime.runtime import Runtime
 from laneway.subscriptions import is_copy, split
@@ -221,16 +230,13 @@ class Delivery:
 
 class Wanted(msgspec.Struct, frozen=True):
     """
-    The checked arguments of a lease call. `count`: maximum number of messages. `wait`: seconds.
-    `topics`: only these, strictly in this order, or None for all topics of the pool. `priorities`:
-    the smallest and the largest. `only`: patterns; only their topics, in fair order. `lease_us`:
-    the longest lease.
+    Which messages a call leases. `topics`: only these, strictly in this order, or None for all
+    topics of the pool. `priorities`: the smallest and the largest. `only`: patterns; only their
+    topics, in fair order. `lease_us`: the longest lease.
     """
 
-    count: int
-    wait: float
-    pool: str
-    topics: Sequence[str] | None
+    pool: str = "default"
+    topics: Sequence[str] | None = None
     priorities: tuple[int, int] | None = None
     only: Sequence[str] | None = None
     lease_us: int | None = None
@@ -245,8 +251,6 @@ class Wanted(msgspec.Struct, frozen=True):
     @classmethod
     def checked(
         cls,
-        count: int,
-        wait: Duration,
         pool: str,
         topics: Sequence[str] | None,
         priorities: tuple[int, int] | None = None,
@@ -254,7 +258,6 @@ class Wanted(msgspec.Struct, frozen=True):
         lease: Duration | None = None,
     ) -> Wanted:
         """Check the arguments. Raises UsageError."""
-        arguments.whole("lease", "n", count)
         arguments.pool("lease", pool)
         topics = arguments.topics("lease", topics)
         only = arguments.patterns("lease", "only", only)
@@ -263,15 +266,7 @@ class Wanted(msgspec.Struct, frozen=True):
         lease_us = None
         if lease is not None:
             lease_us = round(arguments.seconds("lease", "lease", lease, least=1) * units.SECOND)
-        return cls(
-            count,
-            arguments.seconds("lease", "wait", wait),
-            pool,
-            topics,
-            priorities,
-            only,
-            lease_us,
-        )
+        return cls(pool, topics, priorities, only, lease_us)
 
 
 def priorities(least: int | None, largest: int | None) -> tuple[int, int] | None:
@@ -288,20 +283,27 @@ def priorities(least: int | None, largest: int | None) -> tuple[int, int] | None
     return least, largest
 
 
-def lease(runtime: Runtime, wanted: Wanted, interrupt: Interrupt | None = None) -> list[Delivery]:
+def lease(
+    runtime: Runtime,
+    wanted: Wanted,
+    count: int,
+    wait: Duration,
+    interrupt: Interrupt | None = None,
+) -> list[Delivery]:
     """
-    Lease messages. Waits for the first one at most `wanted.wait` seconds, or until `interrupt`.
-    Raises EngineUnavailable; Refused for a subscription that does not exist.
+    Lease up to `count` messages. Waits for the first one at most `wait`, or until `interrupt`.
+    Raises UsageError, EngineUnavailable; Refused for a subscription that does not exist.
     """
-    deadline = time.monotonic() + wanted.wait
+    arguments.whole("lease", "n", count)
+    deadline = time.monotonic() + arguments.seconds("lease", "wait", wait)
     interrupt = interrupt if interrupt is not None else Interrupt()
     engine, pool, topics = runtime.engine, wanted.pool, wanted.names
     while not interrupt.is_set:
-        batch = lease_batch(engine, wanted, wanted.count, "app.lease")
+        batch = lease_batch(engine, wanted, count, f"application {process_name()} (app.lease)")
+        check_subscriptions(engine, () if batch.leases else topics)
         left = deadline - time.monotonic()
         if batch.leases or left <= 0:
-            ahead_us = batch.now_us - time.monotonic_ns() // 1_000
-            return [Delivery(engine, each, runtime.threads, ahead_us) for each in batch.leases]
+            return deliveries_of(engine, batch, runtime.threads)
         if batch.next_wake_us is not None:
             left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
         if wanted.priorities is not None or (wanted.only is not None and topics is None):
@@ -312,10 +314,10 @@ def lease(runtime: Runtime, wanted: Wanted, interrupt: Interrupt | None = None) 
     return []
 
 
-def lease_batch(engine: FullEngine, wanted: Wanted, count: int, call: str) -> Batch:
+def lease_batch(engine: FullEngine, wanted: Wanted, count: int, holder: str) -> Batch:
     """
-    Lease up to `count` messages, without waiting. `call`: shown to people as the leases' holder.
-    Raises the errors of `lease`.
+    Lease up to `count` messages, without waiting. `holder`: shown to people as the leases' holder.
+    Raises EngineUnavailable.
     """
     while True:
         batch = engine.lease(
@@ -326,13 +328,21 @@ def lease_batch(engine: FullEngine, wanted: Wanted, count: int, call: str) -> Ba
             only=wanted.only,
             max_lease_us=wanted.lease_us,
             priorities=wanted.priorities,
-            holder=f"application {process_name()} ({call})",
+            holder=holder,
         )
         if batch.leases or not batch.goes_on:  # else not all lanes were searched
-            break
-    if not batch.leases:
-        check_subscriptions(engine, wanted.names)
-    return batch
+            return batch
+
+
+def deliveries_of(
+    engine: Queue,
+    batch: Batch,
+    threads: Executor,
+    on_end: Callable[[Delivery], object] | None = None,
+) -> list[Delivery]:
+    """The deliveries of a batch that was just leased."""
+    ahead_us = batch.now_us - time.monotonic_ns() // 1_000
+    return [Delivery(engine, lease, threads, ahead_us, on_end) for lease in batch.leases]
 
 
 def process_name() -> str:
@@ -356,20 +366,20 @@ def _sleep(seconds: float, interrupt: Interrupt) -> None:
             is_over.wait(seconds)
 
 
-async def alease(runtime: Runtime, wanted: Wanted) -> list[Delivery]:
+async def alease(runtime: Runtime, wanted: Wanted, count: int, wait: Duration) -> list[Delivery]:
     """Like `lease`, awaited. A cancelled call releases the messages that arrive for it."""
     interrupt = Interrupt()
 
     def lease_or_release() -> list[Delivery]:
-        deliveries = lease(runtime, wanted, interrupt)
+        deliveries = lease(runtime, wanted, count, wait, interrupt)
         if interrupt.is_set:  # the caller's loop may have ended: release here
-            _release(runtime.engine, deliveries)
+            release_many(runtime.engine, deliveries, begun=False)
             return []
         return deliveries
 
     def release_late(leasing: asyncio.Future[list[Delivery]]) -> None:
         if not leasing.cancelled() and leasing.exception() is None:
-            _release(runtime.engine, leasing.result())
+            release_many(runtime.engine, leasing.result(), begun=False)
 
     leasing = asyncio.get_running_loop().run_in_executor(runtime.threads, lease_or_release)
     try:
@@ -378,14 +388,6 @@ async def alease(runtime: Runtime, wanted: Wanted) -> list[Delivery]:
         interrupt.set()
         leasing.add_done_callback(release_late)
         raise
-
-
-def _release(engine: Queue, deliveries: Sequence[Delivery]) -> None:
-    if deliveries:
-        leases = [delivery.lease for delivery in deliveries]
-        engine.settle(
-            [Settlement(each.handle, each.fence, "release", begun=False) for each in leases]
-        )
 
 
 def ack_many(engine: Queue, deliveries: Iterable[Delivery]) -> None:
@@ -418,11 +420,7 @@ def release_many(engine: Queue, deliveries: Iterable[Delivery], *, begun: bool =
     ended have already returned.
     """
     checked = _deliveries("release_many", deliveries)
-    _settle_many(
-        engine,
-        checked,
-        [Settlement(each.lease.handle, each.fence, "release", begun=begun) for each in checked],
-    )
+    _settle_many(engine, checked, releases((each.lease for each in checked), begun=begun))
 
 
 def extend_many(engine: Queue, deliveries: Iterable[Delivery], by: Duration) -> list[Delivery]:

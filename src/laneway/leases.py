@@ -13,7 +13,15 @@ from typing import Self
 import msgspec
 
 from laneway import arguments, units
-from laneway.delivery import Delivery, Wanted, lease_batch, release_many
+from laneway.delivery import (
+    Delivery,
+    Wanted,
+    check_subscriptions,
+    deliveries_of,
+    lease_batch,
+    process_name,
+    release_many,
+)
 from laneway.engines.base import WorkListener
 from laneway.engines.shared.waiting_listener import WaitingListener
 from laneway.errors import EngineUnavailable
@@ -44,12 +52,11 @@ class Leases:
     `take`, and `close` after that; any thread may call the other methods.
     """
 
-    def __init__(self, runtime: Runtime, wanted: Wanted) -> None:
-        """`wanted`: its `count` is the limit."""
+    def __init__(self, runtime: Runtime, wanted: Wanted, limit: int) -> None:
         self._runtime = runtime
         self._engine = runtime.engine
         self._wanted = self._next_wanted = wanted
-        self._limit = wanted.count
+        self._limit = arguments.whole("leases", "limit", limit)
         self._process = os.getpid()
         self._held: dict[int, Delivery] = {}
         self._changed = threading.Condition()
@@ -136,7 +143,7 @@ class Leases:
         them. Current leases are kept. Raises UsageError.
         """
         old = self._wanted
-        wanted = Wanted.checked(old.count, 0.0, old.pool, topics, None, only)
+        wanted = Wanted.checked(old.pool, topics, None, only)
         with self._changed:
             self._next_wanted = msgspec.structs.replace(wanted, lease_us=old.lease_us)
             self._is_interrupted = True
@@ -198,8 +205,10 @@ class Leases:
     def _lease(self, room: int) -> list[Delivery]:
         if time.monotonic() < self._search_at:
             return []
-        batch = lease_batch(self._engine, self._wanted, room, "app.leases")
+        holder = f"application {process_name()} (app.leases)"
+        batch = lease_batch(self._engine, self._wanted, room, holder)
         if not batch.leases:
+            check_subscriptions(self._engine, self._wanted.names)
             self._note_nothing(batch)
         return self._hold(batch)
 
@@ -216,11 +225,7 @@ class Leases:
                 self._listener.pass_on()
 
     def _hold(self, batch: Batch) -> list[Delivery]:
-        ahead_us = batch.now_us - time.monotonic_ns() // 1_000
-        deliveries = [
-            Delivery(self._engine, lease, self._runtime.threads, ahead_us, self._drop)
-            for lease in batch.leases
-        ]
+        deliveries = deliveries_of(self._engine, batch, self._runtime.threads, self._drop)
         if not deliveries:
             return []
         shortest = min(delivery.lease.deadline_us for delivery in deliveries) - batch.now_us
@@ -330,9 +335,3 @@ class Leases:
                 ", ".join(delivery.id for delivery in lost[:10]),
             )
         return None
-
-
-def leases_of(runtime: Runtime, limit: int, wanted: Wanted) -> Leases:
-    """Check the limit; see `Laneway.leases`. Raises UsageError."""
-    limit = arguments.whole("leases", "limit", limit)
-    return Leases(runtime, msgspec.structs.replace(wanted, count=limit))

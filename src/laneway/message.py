@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -255,6 +256,11 @@ class Settlement(msgspec.Struct, gc=False):
     topic: str | None = None
     outcome: bytes | None = None
     outcome_ttl_us: int = 0
+
+
+def releases(leases: Iterable[Lease], *, begun: bool = False) -> list[Settlement]:
+    """The settlements that release these leases."""
+    return [Settlement(each.handle, each.fence, "release", begun=begun) for each in leases]
 
 
 class ProgressReport(msgspec.Struct, gc=False):

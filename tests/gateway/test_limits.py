@@ -23,6 +23,7 @@ from click.testing import CliRunner
 
 from laneway import Laneway
 from laneway.cli import main
+from laneway.delivery import Wanted
 from laneway.errors import UsageError
 from laneway.gateway import connection, cors, server
 from laneway.gateway.dashboard.dashboard import Dashboard
@@ -30,7 +31,7 @@ from laneway.gateway.gateway import Gateway
 from laneway.gateway.login import token_file, tokens
 from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
-from laneway.gateway.waiting.long_poll import LINES_OF_CALLER, MAX_WAITING, Wanted
+from laneway.gateway.waiting.long_poll import LINES_OF_CALLER, MAX_WAITING
 from tests.gateway.conftest import Api, serving
 from tests.gateway.test_server import call
 from tests.gateway.test_sessions import running, visit

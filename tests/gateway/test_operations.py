@@ -18,6 +18,7 @@ from laneway import Laneway
 from laneway.admin import workers
 from laneway.admin.fingerprints import title_of
 from laneway.cli import main
+from laneway.delivery import Wanted
 from laneway.engines.base import WorkerFacts
 from laneway.errors import LeaseLost, Refused, UsageError
 from laneway.gateway import wire
@@ -25,7 +26,6 @@ from laneway.gateway.gateway import Gateway
 from laneway.gateway.login import tokens
 from laneway.gateway.login.access import EVERYTHING
 from laneway.gateway.problems import Problem
-from laneway.gateway.waiting.long_poll import Wanted
 from laneway.units import SECOND
 from tests.gateway.conftest import TIMEOUT, Api
 from tests.gateway.test_sessions import running

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Self
 
@@ -20,10 +20,10 @@ from laneway.awaitable import async_variant
 from laneway.cluster.renewal import TermRenewal, TermTimes
 from laneway.cluster.term import Term, clock
 from laneway.cluster.term_store import Candidate, Claim, EngineTerms
-from laneway.delivery import Delivery, ack_many, lease_lost, process_name
-from laneway.engines.base import FullEngine, Queue
+from laneway.delivery import Delivery, ack_many, deliveries_of, lease_lost, process_name
+from laneway.engines.base import FullEngine
 from laneway.errors import Refused, UsageError
-from laneway.message import Draft, Lease, Settlement
+from laneway.message import Batch, releases
 from laneway.policy import is_pattern
 from laneway.subscriptions import Kind
 from laneway.units import SECOND, Duration
@@ -67,22 +67,6 @@ def _one_consumer_of(topic: str) -> str:
         f"{topic} has one consumer for all its topics; use"
         f' app.subscriptions.consumer("{pattern}", "{name}")'
     )
-
-
-class ConsumerDelivery(Delivery):
-    """A delivery that its consumer may ack together with earlier ones."""
-
-    __slots__ = ("_consumer",)
-
-    def __init__(
-        self, consumer: Consumer, engine: Queue, lease: Lease, threads: Executor, ahead_us: int
-    ) -> None:
-        super().__init__(engine, lease, threads, ahead_us)
-        self._consumer = consumer
-
-    def _settle(self, settlement: Settlement, publish: Sequence[Draft] = ()) -> None:
-        super()._settle(settlement, publish)
-        self._consumer.forget([self])
 
 
 class Consumer:
@@ -134,7 +118,7 @@ class Consumer:
         self._topics = None if is_pattern(topic) else [topic]
         """The topics that it leases from its pool, or None for all."""
         self._lock = threading.Lock()
-        self._outstanding: dict[int, ConsumerDelivery] = {}
+        self._outstanding: dict[int, Delivery] = {}
         """By fence, in the order of delivery."""
 
     @property
@@ -196,7 +180,7 @@ class Consumer:
             self._outstanding.clear()
         try:
             if is_held and leases:
-                self._release(leases)
+                self._engine().settle(releases(leases, begun=True))
         finally:
             self._store.end(term.number, handed_over=is_held)
 
@@ -278,8 +262,7 @@ class Consumer:
                 holder=self._holder,
             )
             if batch.leases:
-                ahead_us = batch.now_us - time.monotonic_ns() // 1_000
-                return self._take(term, batch.leases, ahead_us)
+                return self._take(term, batch)
             self.kind()  # raises if the subscription was removed meanwhile
             left = until - clock()
             if left <= 0:
@@ -288,17 +271,15 @@ class Consumer:
                 left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / SECOND))
             engine.wait(min(left, self._times.look), pool=self._pool, topics=topics)
 
-    def _take(self, term: Term, leases: list[Lease], ahead_us: int) -> list[Delivery]:
+    def _take(self, term: Term, batch: Batch) -> list[Delivery]:
         engine = self._engine()
         if not term.is_held:
-            self._release(leases, begun=False)
+            engine.settle(releases(batch.leases))
             raise term.loss()
-        deliveries = [
-            ConsumerDelivery(self, engine, lease, self.threads, ahead_us) for lease in leases
-        ]
+        deliveries = deliveries_of(engine, batch, self.threads, self._forget)
         with self._lock:
             self._outstanding.update((delivery.fence, delivery) for delivery in deliveries)
-        return list(deliveries)
+        return deliveries
 
     def ack_until(self, delivery: Delivery) -> int:
         """
@@ -310,22 +291,18 @@ class Consumer:
         with self._lock:
             if delivery.fence not in self._outstanding:
                 raise lease_lost(delivery.lease, "lost")
-            acked: list[ConsumerDelivery] = []
+            acked: list[Delivery] = []
             for each in self._outstanding.values():
                 acked.append(each)
                 if each.fence == delivery.fence:
                     break
-        try:
-            ack_many(self._engine(), acked)
-        finally:
-            self.forget(acked)
+        ack_many(self._engine(), acked)
         return len(acked)
 
-    def forget(self, deliveries: list[ConsumerDelivery]) -> None:
-        """Forget these deliveries, which are settled."""
+    def _forget(self, delivery: Delivery) -> None:
+        """Forget a delivery whose lease has ended."""
         with self._lock:
-            for delivery in deliveries:
-                self._outstanding.pop(delivery.fence, None)
+            self._outstanding.pop(delivery.fence, None)
 
     def unsettled(self) -> set[tuple[int, int]]:
         """The handles and fences of its unsettled leases."""
@@ -345,11 +322,6 @@ class Consumer:
             for lease, is_held in zip(leases, held, strict=True):
                 if not is_held:
                     self._outstanding.pop(lease.fence, None)
-
-    def _release(self, leases: list[Lease], *, begun: bool = True) -> None:
-        self._engine().settle(
-            [Settlement(lease.handle, lease.fence, "release", begun=begun) for lease in leases]
-        )
 
     _aenter = async_variant(__enter__)
     aclose = async_variant(close)

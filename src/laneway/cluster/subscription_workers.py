@@ -22,7 +22,7 @@ from laneway.cluster.consumer import LEAST_TERM, MOST_TERM, Consumer
 from laneway.cluster.term import Term, TermEvent, clock
 from laneway.engines.base import FullEngine
 from laneway.errors import EngineUnavailable, Refused, TermLost, UsageError
-from laneway.message import Batch, Settlement
+from laneway.message import Batch, releases
 from laneway.policy import handling_patterns, is_pattern, matches
 from laneway.units import SECOND
 from laneway.working.handler import Handlers
@@ -300,12 +300,7 @@ class _TermEngine:
         if not batch.leases or self._left_us() > 0:
             return batch
         # The answer was late: these messages may overlap with a successor's.
-        self._engine.settle(
-            [
-                Settlement(lease.handle, lease.fence, "release", begun=False)
-                for lease in batch.leases
-            ]
-        )
+        self._engine.settle(releases(batch.leases))
         return Batch([], batch.now_us)
 
     def extend(self, leases: Sequence[tuple[int, int]], by_us: int) -> list[bool]:

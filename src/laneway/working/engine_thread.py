@@ -38,7 +38,7 @@ from laneway.engines.base.wakeup import ReadableListener
 from laneway.engines.shared.refusals import STARTED_AND_LOST
 from laneway.engines.shared.waiting_listener import WaitingListener
 from laneway.errors import EngineCorrupt, EngineUnavailable
-from laneway.message import Batch, Lease, Settlement
+from laneway.message import Batch, Lease, Settlement, releases
 from laneway.subscriptions import is_copy
 from laneway.working.arrival_thread import ArrivalThread
 from laneway.working.engine_priority import EnginePriority
@@ -772,9 +772,7 @@ class EngineThread(threading.Thread):
         )
         first = [lease for lease in foreign if lease.deliveries == 1]
         if first:
-            self._engine.settle(
-                [Settlement(lease.handle, lease.fence, "release", begun=False) for lease in first]
-            )
+            self._engine.settle(releases(first))
             fences = {lease.fence for lease in first}
             batch.leases = [lease for lease in batch.leases if lease.fence not in fences]
         batch.goes_on = True  # this worker's own messages are still to be searched for
@@ -857,9 +855,7 @@ class EngineThread(threading.Thread):
         copies = [lease for lease in leases if is_copy(lease.topic) and lease.deliveries == 1]
         if not copies:
             return leases
-        self._engine.settle(
-            [Settlement(lease.handle, lease.fence, "release", begun=False) for lease in copies]
-        )
+        self._engine.settle(releases(copies))
         fences = {lease.fence for lease in copies}
         for fence in fences:
             self.held.pop(fence, None)

@@ -8,7 +8,12 @@ from urllib.parse import quote
 import msgspec
 
 from laneway import arguments, codec, subscriptions, units
-from laneway.delivery import check_subscriptions, priorities as priorities_of
+from laneway.delivery import (
+    Wanted,
+    check_subscriptions,
+    lease_batch,
+    priorities as priorities_of,
+)
 from laneway.engines.base import FullEngine
 from laneway.errors import BacklogFull, BadMessage, UsageError
 from laneway.gateway import receipts
@@ -26,9 +31,8 @@ from laneway.gateway.schema import (
     Span,
     TopicMessageBody,
 )
-from laneway.gateway.waiting import long_poll
 from laneway.gateway.wire import delivery_of, draft_of, encode, moment_or_none
-from laneway.message import Action, Batch, Draft, Settlement
+from laneway.message import Action, Batch, Draft, Settlement, releases
 
 BAD_RECEIPT = "the receipt is not one of this namespace; it comes from the answer of a lease"
 
@@ -57,7 +61,7 @@ async def lease(call: Call) -> Response:
     services, engine, caller = call.services, call.engine, call.caller
     await check_shared(call, wanted)
     key = await services.receipt_key(caller)
-    batch = await services.run(long_poll.lease, engine, wanted, body.n, call.holder)
+    batch = await services.run(lease_batch, engine, wanted, body.n, call.holder)
     if not batch.leases and wanted.topics is not None:
         await services.run(check_subscriptions, engine, wanted.topics)
     if not batch.leases and seconds > 0:
@@ -67,7 +71,7 @@ async def lease(call: Call) -> Response:
         batch = seen(call, batch)
 
     async def give_back() -> None:
-        await services.run(long_poll.release, engine, batch.leases)
+        await services.run(engine.settle, releases(batch.leases))
 
     answer = LeaseAnswer(
         [delivery_of(each, key) for each in batch.leases], moment_or_none(batch.next_wake_us)
@@ -81,7 +85,7 @@ def wanted_of(
     named: list[str] | None,
     span: Span | None,
     priorities: tuple[int, int] | None,
-) -> long_poll.Wanted:
+) -> Wanted:
     """What a request leases, which the caller may see. Raises UsageError, Problem."""
     caller = call.caller
     topics = arguments.topics("lease", named)
@@ -96,16 +100,16 @@ def wanted_of(
                 pointer="#/topics",
             )
         only = caller.patterns
-    return long_poll.Wanted(
+    return Wanted(
         arguments.pool("lease", pool),
         None if topics is None else tuple(topics),
+        priorities,
         only,
         None if span is None else _microseconds("lease", "lease", span),
-        priorities,
     )
 
 
-async def check_shared(call: Call, wanted: long_poll.Wanted) -> None:
+async def check_shared(call: Call, wanted: Wanted) -> None:
     """Raise Problem if a topic is that of a subscription with one consumer: no lease gets it."""
     copies = [topic for topic in wanted.topics or () if subscriptions.is_copy(topic)]
     if copies:

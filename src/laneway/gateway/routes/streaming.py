@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from laneway.delivery import priorities as priorities_of
+from laneway.delivery import Wanted, lease_batch, priorities as priorities_of
 from laneway.engines.base import Queue
 from laneway.gateway.call import Call
 from laneway.gateway.http import Stream
 from laneway.gateway.routes.consuming import check_shared, seen, wanted_of
-from laneway.gateway.schema import StreamQuery
-from laneway.gateway.waiting import long_poll
+from laneway.gateway.schema import MAX_LEASE, StreamQuery
 from laneway.gateway.wire import delivery_of, encode
 from laneway.message import Batch, Settlement
 
@@ -37,7 +36,7 @@ async def stream(call: Call) -> Stream:
     return Stream(_events(call, wanted, query.credit), b"text/event-stream")
 
 
-async def _events(call: Call, wanted: long_poll.Wanted, size: int) -> AsyncIterator[bytes]:
+async def _events(call: Call, wanted: Wanted, size: int) -> AsyncIterator[bytes]:
     services, request = call.services, call.request
     key = await services.receipt_key(call.caller)
     credit = services.credits.open(size)
@@ -52,7 +51,7 @@ async def _events(call: Call, wanted: long_poll.Wanted, size: int) -> AsyncItera
                     if not credit.room():
                         yield PING
                     continue
-                batch = await request.while_there(_lease(call, wanted, min(room, long_poll.MOST)))
+                batch = await request.while_there(_lease(call, wanted, min(room, MAX_LEASE)))
                 if not batch.leases:
                     yield PING
                     continue
@@ -65,9 +64,9 @@ async def _events(call: Call, wanted: long_poll.Wanted, size: int) -> AsyncItera
                 services.threads.submit(_release, services.runtime.engine, left)
 
 
-async def _lease(call: Call, wanted: long_poll.Wanted, count: int) -> Batch:
+async def _lease(call: Call, wanted: Wanted, count: int) -> Batch:
     services = call.services
-    batch = await services.run(long_poll.lease, call.engine, wanted, count, call.holder)
+    batch = await services.run(lease_batch, call.engine, wanted, count, call.holder)
     if not batch.leases:
         polls = services.long_polls
         batch = await polls.lease(wanted, count, PING_SECONDS, call.caller, call.holder)

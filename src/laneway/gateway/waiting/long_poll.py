@@ -12,17 +12,14 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Executor
 
-import msgspec
-
 from laneway import units
-from laneway.engines.base import FullEngine
+from laneway.delivery import Wanted, lease_batch
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
-from laneway.message import Batch, Lease, Settlement
+from laneway.message import Batch, releases
 from laneway.runtime.runtime import Runtime
 
 MAX_LINES = 64
@@ -30,9 +27,6 @@ MAX_LINES = 64
 
 LINES_OF_CALLER = MAX_LINES // 4
 """Most of these that the requests of one token begin, so that none has all."""
-
-MOST = 500
-"""Most messages of one lease."""
 
 MAX_WAITING = 200
 """Most requests of one token that wait at the same time."""
@@ -45,43 +39,6 @@ MIN_PAUSE, MAX_PAUSE = 0.02, 0.5
 Seconds before a line that sees only some topics leases again after it was woken for other topics;
 doubled from the first to the second.
 """
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """
-    What a request leases. Requests with equal values share a line.
-
-    `only`: patterns; other topics are passed over. `max_lease_us`: when the leases end at the
-    latest, in microseconds. `priorities`: the smallest and the largest.
-    """
-
-    pool: str = "default"
-    topics: tuple[str, ...] | None = None
-    only: tuple[str, ...] | None = None
-    max_lease_us: int | None = None
-    priorities: tuple[int, int] | None = None
-
-
-def lease(engine: FullEngine, wanted: Wanted, count: int, holder: str) -> Batch:
-    """Lease up to `count` messages without waiting."""
-    return engine.lease(
-        count,
-        pool=wanted.pool,
-        topics=wanted.topics,
-        only=wanted.only,
-        record_start=True,
-        max_lease_us=wanted.max_lease_us,
-        priorities=wanted.priorities,
-        holder=holder,
-    )
-
-
-def release(engine: FullEngine, leases: Sequence[Lease]) -> None:
-    """Give messages back that nobody has seen."""
-    if leases:
-        engine.settle(
-            [Settlement(each.handle, each.fence, "release", begun=False) for each in leases]
-        )
 
 
 class _Waiting:
@@ -99,7 +56,7 @@ class _Waiting:
 
 
 class _Line:
-    """Requests that want the same."""
+    """Requests that want the same: their `Wanted` are equal."""
 
     __slots__ = ("beginner", "interrupt", "waiting", "wanted")
 
@@ -150,7 +107,10 @@ class LongPolls:
     def release(self, batch: Batch) -> None:
         """Release messages in a thread."""
         if batch.leases:
-            self._threads.submit(release, self._runtime.engine, batch.leases)
+            self._threads.submit(self._release, batch)
+
+    def _release(self, batch: Batch) -> None:
+        self._runtime.engine.settle(releases(batch.leases))
 
     def stop(self) -> None:
         """Answer all waiting requests, with nothing; later ones do not wait."""
@@ -219,7 +179,7 @@ class LongPolls:
         pause = MIN_PAUSE
         while (first := self._first(line)) is not None:
             try:
-                batch = lease(self._runtime.engine, line.wanted, first.count, first.holder)
+                batch = lease_batch(self._runtime.engine, line.wanted, first.count, first.holder)
                 if batch.leases:
                     pause = MIN_PAUSE
                     self._deliver(line, first, batch)
@@ -258,7 +218,7 @@ class LongPolls:
             if not waiting.is_done:
                 line.waiting.remove(waiting)
         if waiting.is_done:
-            release(self._runtime.engine, batch.leases)
+            self._release(batch)
         else:
             self._answer(waiting, batch)
 
@@ -280,7 +240,7 @@ class LongPolls:
         try:
             waiting.loop.call_soon_threadsafe(answer)
         except RuntimeError:  # the event loop has ended
-            release(self._runtime.engine, batch.leases)
+            self._release(batch)
 
     def _fail(self, line: _Line, error: Exception) -> None:
         def fail(waiting: _Waiting) -> None:
