@@ -174,7 +174,7 @@ def test_a_stop_settles_what_has_gathered(gathering: Gathering) -> None:
     began = time.monotonic()
     gathering.running.stop()
     assert Held.last is not None
-    until(gathering.running.worker.is_stopping)
+    until(lambda: not gathering.running.worker._engine_thread.is_leasing)
     Held.last.end(len(Held.last.units))
     summary = gathering.running.join()
     assert time.monotonic() - began < LONG / 2

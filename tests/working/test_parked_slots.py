@@ -22,8 +22,8 @@ def until_handled(running: Running, seen: list[Any], count: int) -> None:
     until(
         lambda: (
             len(seen) == count
-            and not list(running.worker.running())
-            and not running.worker.lease_count()
+            and not running.worker._running
+            and not running.worker._engine_thread.held
         )
     )
 

@@ -273,10 +273,7 @@ class _TermWorker(Worker):
         self, engine: FullEngine, handlers: Handlers, options: Options, term: Term
     ) -> None:
         super().__init__(engine, handlers, options)
-        self._term = term
-
-    def _reporting_engine(self) -> FullEngine:
-        return cast("FullEngine", _TermEngine(super()._reporting_engine(), self._term))
+        self._leasing_engine = cast("FullEngine", _TermEngine(engine, term))
 
 
 class _TermEngine:

@@ -351,10 +351,8 @@ class _Worker(Worker):
 
     def __init__(self, engine: FullEngine, handlers: Any, options: Options) -> None:
         super().__init__(engine, handlers, options)
+        self._leasing_engine = cast("FullEngine", _NothingLater(engine))
         self.errors: list[BaseException] = []
-
-    def _reporting_engine(self) -> FullEngine:
-        return cast("FullEngine", _NothingLater(super()._reporting_engine()))
 
     def _report_end(
         self, delivery: WorkerDelivery, error: BaseException | None, cost_us: int

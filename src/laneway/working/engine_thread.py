@@ -43,6 +43,7 @@ from laneway.subscriptions import is_copy
 from laneway.working.arrival_thread import ArrivalThread
 from laneway.working.engine_priority import EnginePriority
 from laneway.working.handler import Handler
+from laneway.working.hook_thread import HookThread
 from laneway.working.lease_filter import PROBE_SIZE, LeaseFilter
 from laneway.working.lease_renewal import LeaseRenewal
 from laneway.working.options import Options
@@ -196,6 +197,7 @@ class EngineThread(threading.Thread):
         priority: EnginePriority,
         reserves: Reserves,
         standby: StandbyRenewal | None,
+        hooks: HookThread | None,
     ) -> None:
         super().__init__(name="laneway-engine", daemon=True)
         self.starts: deque[WorkerDelivery] = deque()
@@ -225,11 +227,16 @@ class EngineThread(threading.Thread):
         self._is_gathering = False
         """Whether this thread lets ended messages gather."""
         self._engine = engine
-        self._options = options
+        self.options = options
         self._syncing_later: Callable[[], AbstractContextManager[None]] = (
-            engine.syncing_later if isinstance(engine, SyncsLater) else contextlib.nullcontext
+            engine.syncing_later
+            if isinstance(engine, SyncsLater) and hooks is None
+            else contextlib.nullcontext
         )
-        """While the disk takes the settlements, the worker begins what was leased after them."""
+        """
+        While the disk takes the settlements, the worker begins what was leased after them. Hooks
+        are called for what is on the disk.
+        """
         self._max_lease_us = round(options.heartbeat_timeout * units.SECOND)
         self._callbacks = callbacks
         self._priority = priority
@@ -237,6 +244,7 @@ class EngineThread(threading.Thread):
         self._has_reserves = engine.capabilities.reserves and options.topics is None
         self._renewal = LeaseRenewal()
         self._standby = standby
+        self._hooks = hooks
         self._overdue = OverdueHandlers(engine)
         self._listener: WorkListener | None = None
         self._is_listening = False
@@ -257,7 +265,8 @@ class EngineThread(threading.Thread):
             if engine.capabilities.embedded
             else SettleThread(self.settler, self._reconnection, callbacks.failed)
         )
-        self._is_leasing = True
+        self.is_leasing = True
+        """Whether the worker takes messages: False once it stops."""
         self._should_lease = True
         """Whether a lease may find messages; False until a notification or a settlement sets it."""
         self._is_ending = False
@@ -276,7 +285,7 @@ class EngineThread(threading.Thread):
 
     def stop_leasing(self) -> None:
         """Lease nothing more."""
-        self._is_leasing = False
+        self.is_leasing = False
         self._arrivals.end()
         self.has_work.set()
 
@@ -425,7 +434,7 @@ class EngineThread(threading.Thread):
                 seconds = min(seconds, self._filter.search_at - time.monotonic())
             if self._needs_reserves:
                 seconds = min(seconds, self._reserves.search_at() - time.monotonic())
-        if not self._is_leasing or self.is_paused:
+        if not self.is_leasing or self.is_paused:
             self._stop_listening()
         if self._listen_until is not None:
             self._listen(self._listen_until, max(seconds, 0.0))
@@ -439,7 +448,7 @@ class EngineThread(threading.Thread):
         """Wait for the engine's notification, for other work, or for `seconds`."""
         left = until - time.monotonic()
         startable = 0
-        if self._options.topics is None and self._filter.only is None:
+        if self.options.topics is None and self._filter.only is None:
             startable = max(0, self._reserves.common - self._taken())
         found: Batch | bool = False
         try:
@@ -498,7 +507,7 @@ class EngineThread(threading.Thread):
 
     def _create_listener(self) -> WorkListener:
         create = getattr(self._engine, "work_listener", None)
-        options = self._options
+        options = self.options
         if create is None:  # an engine of somebody else
             return WaitingListener(self._engine, options.pool, options.topics)
         listener: WorkListener = create(
@@ -510,7 +519,7 @@ class EngineThread(threading.Thread):
         """The worker is busy: the engine should notify others."""
         self._listen_until, self._is_listening = None, False
         if self._listener is not None:
-            if self._readable is not None and not self._is_leasing:
+            if self._readable is not None and not self.is_leasing:
                 self._readable.is_watched = False  # the rest is received before this thread ends
             try:
                 found = self._listener.pause()
@@ -538,7 +547,7 @@ class EngineThread(threading.Thread):
         """How many messages to lease now. Leases that are about to end leave room for others."""
         most = self._reserves.common + prefetch
         room = most + min(self._ending(), most) - self._taken()
-        if not self._is_leasing or self.is_paused or not self._should_lease:
+        if not self.is_leasing or self.is_paused or not self._should_lease:
             return 0
         if room < max(1, prefetch // REFILL_DIVISOR):
             # The engine notified this worker only, which cannot start what came. It leases although
@@ -564,7 +573,7 @@ class EngineThread(threading.Thread):
         if not self._arrivals.take():
             return
         self._reserves.arrived()
-        if self._is_leasing and not self.is_paused and size > 0:
+        if self.is_leasing and not self.is_paused and size > 0:
             self._deliver(self._lease(size), size)
 
     def _pass(self) -> None:
@@ -611,8 +620,12 @@ class EngineThread(threading.Thread):
                 self._begin(held, size)
         self._lease_reserved()
 
-    def _settled(self, is_lease_due: bool) -> None:
+    def _settled(
+        self, settlements: Sequence[Settlement], answers: Sequence[str], is_lease_due: bool
+    ) -> None:
         """Leases have ended: there is room for others."""
+        if self._hooks is not None:
+            self._hooks.settled(settlements, answers)
         if is_lease_due:
             self._should_lease = True
             self._reserves.arrived()
@@ -683,7 +696,7 @@ class EngineThread(threading.Thread):
     # Lease
 
     def _lease(self, count: int) -> Batch:
-        options, lease_filter = self._options, self._filter
+        options, lease_filter = self.options, self._filter
         ahead = self._prefetch(self.prefetch_seconds)
         startable = max(0, self._reserves.common + ahead + self._ending() - self._taken())
         self._was_notified = self._should_lease = False  # others set it while the engine answers
@@ -716,7 +729,7 @@ class EngineThread(threading.Thread):
         """Whether slots are reserved, and all others are taken."""
         return (
             self._reserves.count > 0
-            and self._is_leasing
+            and self.is_leasing
             and not self.is_paused
             and self._taken() - self._ending() >= self._reserves.common
         )
@@ -745,7 +758,7 @@ class EngineThread(threading.Thread):
         among, without = self._reserves.filters(owner, held)
         return self._engine.lease(
             count,
-            pool=self._options.pool,
+            pool=self.options.pool,
             startable=count,
             only=self._filter.only if among is None else among,
             without=without,
@@ -762,7 +775,7 @@ class EngineThread(threading.Thread):
         """
         batch = self._engine.lease(
             count,
-            pool=self._options.pool,
+            pool=self.options.pool,
             startable=startable,
             max_lease_us=self._max_lease_us,
         )
@@ -827,7 +840,7 @@ class EngineThread(threading.Thread):
         """
         batch, unhandled = held.batch, held.unhandled
         if unhandled:
-            if self._options.topics is None and self._engine.capabilities.only:
+            if self.options.topics is None and self._engine.capabilities.only:
                 self._filter.add_unhandled(unhandled)
                 unhandled = self._release_copies(unhandled)
             if unhandled:
@@ -844,7 +857,7 @@ class EngineThread(threading.Thread):
             if self._settle_thread is not None:
                 self.has_work.set()  # there may be room for the other half
             self._stop_listening()
-            if self._options.topics is None and self._filter.only is None:
+            if self.options.topics is None and self._filter.only is None:
                 self._arrivals.listen()
 
     def _release_copies(self, leases: list[Lease]) -> list[Lease]:
@@ -864,14 +877,14 @@ class EngineThread(threading.Thread):
     def _wait_for_messages(self, batch: Batch) -> None:
         # What ended during the call makes this worker lease again.
         is_last = not (batch.leases or self.held or self._held_at_lease)
-        if self._options.burst and is_last:
+        if self.options.burst and is_last:
             if self._is_listening:  # a message may have been sent to this worker during the call
                 self._stop_listening()
                 self._should_lease = True
                 self.has_work.set()
                 return
             if not self._has_ready_topic():
-                self._is_leasing = False
+                self.is_leasing = False
                 self._callbacks.drained()
                 return
         if batch.passed_over:  # else notified immediately of other workers' messages
@@ -897,7 +910,7 @@ class EngineThread(threading.Thread):
         return found is not None
 
     def _is_delayed_by_limit(self, topic: TopicStats) -> bool:
-        options = self._options
+        options = self.options
         return (
             topic.ready > 0
             and topic.state != "paused"

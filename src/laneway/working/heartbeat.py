@@ -16,8 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Sequence
 
 from laneway import storable, units
 from laneway.engines.base import (
@@ -30,39 +29,9 @@ from laneway.engines.base import (
 from laneway.errors import LanewayError
 from laneway.working import commands
 from laneway.working.banner import installed_version
+from laneway.working.engine_thread import EngineThread
 from laneway.working.handler import Handlers
-from laneway.working.options import Options
 from laneway.working.worker_delivery import WorkerDelivery
-
-if TYPE_CHECKING:
-
-    class Observed(Protocol):
-        """What the heartbeat reports of its worker; called in the heartbeat's thread."""
-
-        def running(self) -> Iterable[WorkerDelivery]:
-            """The units that have a slot."""
-
-        def lease_count(self) -> int:
-            """How many leases the worker holds."""
-
-        def held(self) -> list[int]:
-            """Their handles, the oldest first."""
-
-        def durations(self) -> dict[str, list[int]]:
-            """How long its handlers took, see `WorkerFacts`."""
-
-        def is_stopping(self) -> bool:
-            """Whether it leases nothing any more."""
-
-        def call_soon(self, callback: Callable[[], None]) -> object:
-            """Call something on the event loop."""
-
-        def event_loop(self) -> asyncio.AbstractEventLoop | None:
-            """The event loop of the coroutines."""
-
-        def stop(self) -> None:
-            """Stop in order."""
-
 
 log = logging.getLogger("laneway.worker")
 
@@ -85,17 +54,30 @@ END_SECONDS = 5.0
 
 
 class Heartbeat(threading.Thread):
-    """Sends heartbeats from `start` to `end`."""
+    """
+    Sends heartbeats from `start` to `end`.
+
+    `running`: the units that have a slot. `stop`: stops the worker in order. Created on its event
+    loop.
+    """
 
     def __init__(
-        self, engine: FullEngine, handlers: Handlers, options: Options, observed: Observed
+        self,
+        engine: FullEngine,
+        handlers: Handlers,
+        engine_thread: EngineThread,
+        running: Collection[WorkerDelivery],
+        stop: Callable[[], None],
     ) -> None:
         super().__init__(name="laneway-heartbeat", daemon=True)
         host = socket.gethostname()
         self.worker_id = f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
         self._engine = engine
-        self._options = options
-        self._observed = observed
+        self._options = options = engine_thread.options
+        self._engine_thread = engine_thread
+        self._running = running
+        self._loop = asyncio.get_running_loop()
+        self._stop = stop
         self._facts = WorkerFacts(
             id=self.worker_id,
             host=host,
@@ -178,18 +160,19 @@ class Heartbeat(threading.Thread):
 
     def _beat(self) -> None:
         facts = self._facts
-        running = list(self._observed.running())
+        running, held = list(self._running), dict(self._engine_thread.held)
         facts.busy = len(running)
         facts.busy_topics = self._busy_topics(running)
         facts.slots = _slots(running)
         if (full := _full(running)) and facts.patterns is None:
             full |= dict.fromkeys(self._patterns - full.keys(), 0)
         facts.full = full
-        facts.leased = self._observed.lease_count()
-        facts.held = self._observed.held()[:MAX_WORKER_NAMES]
-        facts.durations = self._observed.durations()
+        facts.leased = len(held)
+        oldest = [each for _, each in sorted(held.items()) if each is not None]  # in each shard
+        facts.held = [each.lease.handle for each in oldest[:MAX_WORKER_NAMES]]
+        facts.durations = self._engine_thread.settler.durations.counts()
         facts.oldest = self._oldest(running)
-        facts.stopping = self._observed.is_stopping()
+        facts.stopping = not self._engine_thread.is_leasing
         facts.loop_lag = self._loop_lag()
         timeout = self._options.heartbeat_timeout
         now_us = self._engine.beat(
@@ -200,10 +183,9 @@ class Heartbeat(threading.Thread):
         self._clock_us = now_us - round(time.perf_counter() * units.SECOND)
 
     def _obey(self) -> None:
-        running, loop = list(self._observed.running()), self._observed.event_loop()
-        if commands.obey(self._engine, self.worker_id, running, loop):
+        if commands.obey(self._engine, self.worker_id, list(self._running), self._loop):
             log.info("worker %d is asked to drain", os.getpid())
-            self._observed.stop()
+            self._stop()
 
     def _busy_topics(self, running: list[WorkerDelivery]) -> dict[str, float]:
         """By topic: how many handlers run, as a mean of the last heartbeats."""
@@ -233,18 +215,18 @@ class Heartbeat(threading.Thread):
         lag = self._responded - self._asked
         self._asked = now
         try:
-            self._observed.call_soon(self._respond)
+            self._loop.call_soon_threadsafe(self._respond)
         except RuntimeError:  # the event loop is closed
             self._responded = now
         return lag
 
     def _name_blocking(self) -> None:
         """Log which handler keeps the event loop from responding, if one does."""
-        now, loop = time.monotonic(), self._observed.event_loop()
-        if self._responded >= self._asked or now - self._asked < BLOCKED_SECONDS or loop is None:
+        now = time.monotonic()
+        if self._responded >= self._asked or now - self._asked < BLOCKED_SECONDS:
             return
-        task = asyncio.current_task(loop)
-        for unit in self._observed.running():
+        task = asyncio.current_task(self._loop)
+        for unit in list(self._running):
             if task is None or getattr(unit.runner, "task", None) is not task:
                 continue
             name = unit.handler.name

@@ -10,15 +10,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from laneway import codec, storable
-from laneway.engines.base import FullEngine
 from laneway.errors import DestinationUnavailable, Reject, Retry
-from laneway.message import Draft, Lease, Message, Settlement, SettlementAnswer
+from laneway.message import Lease, Message, Settlement
 from laneway.working.middleware import HandlingMiddlewares
 
 log = logging.getLogger("laneway.worker")
@@ -113,30 +111,6 @@ class HookThread(threading.Thread):
             log.warning(
                 "hooks are slow; the worker stopped with %d hooks not called", self._ended.qsize()
             )
-
-
-class EngineWithHooks:
-    """An engine that also reports the answers to settlements to a HookThread."""
-
-    syncing_later = None  # hooks are called for what is on disk
-
-    def __init__(self, engine: FullEngine, hooks: HookThread) -> None:
-        self._engine = engine
-        self._hooks = hooks
-
-    def settle(
-        self,
-        settlements: Sequence[Settlement],
-        *,
-        publish: Mapping[int, Sequence[Draft]] | None = None,
-        now_us: int | None = None,
-    ) -> list[SettlementAnswer]:
-        answers = self._engine.settle(settlements, publish=publish, now_us=now_us)
-        self._hooks.settled(settlements, answers)
-        return answers
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
 
 def _message_of(lease: Lease) -> Message:

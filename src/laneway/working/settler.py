@@ -57,7 +57,8 @@ class Settler:
     """
     Ends leases with as few calls as possible.
 
-    `settled` is called after each call of the engine, with whether a lease is due because of it.
+    `settled` is called after each call of the engine, with the settlements, their answers, and
+    whether a lease is due because of it.
     `report` is called with each settlement that was not simply acked, and the engine's answer.
     """
 
@@ -68,7 +69,7 @@ class Settler:
         *,
         is_burst: bool,
         report: Callable[[Settlement, str], None],
-        settled: Callable[[bool], None],
+        settled: Callable[[Sequence[Settlement], Sequence[str], bool], None],
     ) -> None:
         self.summary = Summary()
         self.durations = Durations()
@@ -155,7 +156,7 @@ class Settler:
         if self._is_burst and not held:
             is_lease_due = True  # only a lease tells whether that was the last message
         self._measure_pace(len(settlements))
-        self._call_settled(is_lease_due)
+        self._call_settled(settlements, answers, is_lease_due)
 
     def _call_settle(self, settlements: list[Settlement]) -> list[SettlementAnswer]:
         followers = self.followers

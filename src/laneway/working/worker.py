@@ -30,8 +30,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -53,7 +53,7 @@ from laneway.working.executors.threads import ThreadExecutor
 from laneway.working.handler import Handler, Handlers
 from laneway.working.heartbeat import Heartbeat
 from laneway.working.history_thread import HistoryThread
-from laneway.working.hook_thread import EngineWithHooks, HookThread
+from laneway.working.hook_thread import HookThread
 from laneway.working.lifespan import STATES, States
 from laneway.working.notification_thread import NotificationThread
 from laneway.working.options import Options, Summary
@@ -125,7 +125,8 @@ class Worker:
         """`stopping` is called when the worker begins to stop; it must not block."""
         options = msgspec.structs.replace(options, topics=handlers.topics_for(options))
         self._stopping = stopping
-        self._engine = engine
+        self._engine = self._leasing_engine = engine
+        """The second one is the engine thread's."""
         self._handlers = handlers
         self._options = options
         self._buffer = Buffer(options.concurrency, accepts_all=options.burst)
@@ -201,15 +202,24 @@ class Worker:
         outer = STATES.set(states)
         self._create_executors()
         STATES.reset(outer)
+        if self._hooks is not None:
+            self._hooks.start()
         self._engine_thread = EngineThread(
-            self._reporting_engine(),
+            self._leasing_engine,
             self._options,
             self,
             self._priority,
             self._reserves,
             self._create_standby(),
+            self._hooks,
         )
-        self._heartbeat = Heartbeat(self._engine, self._handlers, self._options, self)
+        self._heartbeat = Heartbeat(
+            self._engine,
+            self._handlers,
+            self._engine_thread,
+            self._running,
+            self.stop,
+        )
         self._history = HistoryThread(self._engine, self._handlers.alarms)
         for executor in self._topic_executors.values():
             self._engine_thread.prefetch_seconds = max(
@@ -385,13 +395,6 @@ class Worker:
         """Whether waiting for its end in the current thread would block the worker itself."""
         return self._thread_id == threading.get_ident() and not self.ended.is_set()
 
-    def _reporting_engine(self) -> FullEngine:
-        """The engine; its settlements are also reported to the hooks' thread, which is started."""
-        if self._hooks is None:
-            return self._engine
-        self._hooks.start()
-        return cast("FullEngine", EngineWithHooks(self._engine, self._hooks))
-
     def stop(self) -> None:
         """
         Stop in order: running handlers may end within the grace period. Called again: stop now.
@@ -479,27 +482,6 @@ class Worker:
                     unit, stopped, [release(each, begun=False) for each in unit.open_parts()]
                 )
 
-    # Called by the heartbeat
-
-    def running(self) -> Iterable[WorkerDelivery]:
-        return self._running
-
-    def lease_count(self) -> int:
-        return len(self._engine_thread.held)
-
-    def held(self) -> list[int]:
-        held = sorted(dict(self._engine_thread.held).items())  # by fence, so by age in each shard
-        return [each.lease.handle for _, each in held if each is not None]
-
-    def durations(self) -> dict[str, list[int]]:
-        return self._engine_thread.settler.durations.counts()
-
-    def is_stopping(self) -> bool:
-        return self._stop_count > 0
-
-    def event_loop(self) -> asyncio.AbstractEventLoop | None:
-        return getattr(self, "_loop", None)
-
     # Called by the engine thread and the notification thread
 
     def _pinged(self, worker_ids: set[str]) -> None:
@@ -532,8 +514,7 @@ class Worker:
             executor.prepare([each for each in deliveries if each.handler.kind == kind])
 
     def leased(self, deliveries: list[WorkerDelivery], *, is_reserved: bool = False) -> None:
-        begin = self._begin_reserved if is_reserved else self._begin_leased
-        self._loop.call_soon_threadsafe(begin, deliveries)
+        self._loop.call_soon_threadsafe(self._begin_leased, deliveries, is_reserved)
 
     def watch(self, listener: ReadableListener, file: int, generation: int) -> None:
         try:
@@ -596,7 +577,7 @@ class Worker:
         if listener.generation != generation:
             self._stop_watching()
         if deliveries:
-            self._begin_leased(deliveries)
+            self._begin_leased(deliveries, False)
             self._flush_soon()
         else:
             self._engine_thread.has_work.set()
@@ -609,22 +590,14 @@ class Worker:
 
     # Begin
 
-    def _begin_leased(self, deliveries: list[WorkerDelivery]) -> None:
+    def _begin_leased(self, deliveries: list[WorkerDelivery], is_reserved: bool) -> None:
         self._coroutines.starts_at_once = True
         try:
-            self._add_leased(deliveries)
+            self._add_leased(deliveries, is_reserved)
         finally:
             self._coroutines.start_now()
 
-    def _begin_reserved(self, deliveries: list[WorkerDelivery]) -> None:
-        """As `_begin_leased`, for reserved slots."""
-        self._coroutines.starts_at_once = True
-        try:
-            self._add_leased(deliveries, is_reserved=True)
-        finally:
-            self._coroutines.start_now()
-
-    def _add_leased(self, deliveries: list[WorkerDelivery], *, is_reserved: bool = False) -> None:
+    def _add_leased(self, deliveries: list[WorkerDelivery], is_reserved: bool) -> None:
         if self._stop_count:
             for delivery in deliveries:
                 self._settle(release(delivery, begun=False))
