@@ -184,7 +184,7 @@ class Router:
 
     def _find(self, method: str, segments: list[str]) -> tuple[Route, dict[str, str]]:
         values: list[str] = []
-        node = self._walk_straight(segments, values) or self._walk(self._root, segments, 0, values)
+        node = self._walk(self._root, segments, 0, values)
         if node is None:
             raise Problem("not-found", "there is no such path; /docs lists all paths")
         route = node.routes.get("GET" if method == "HEAD" else method)
@@ -198,23 +198,6 @@ class Router:
         if not values:
             return route, {}
         return route, dict(zip(route.parameters, values, strict=True))
-
-    def _walk_straight(self, segments: list[str], values: list[str]) -> _Node | None:
-        """What `_walk` finds where it never has to turn back, or None if `_walk` has to look."""
-        node = self._root
-        for segment in segments:
-            following = node.named.get(segment)
-            if following is None and segment:
-                following = node.any
-                values.append(segment)
-            if following is None:
-                break
-            node = following
-        else:
-            if node.routes:
-                return node
-        values.clear()
-        return None
 
     def _walk(self, node: _Node, segments: list[str], at: int, values: list[str]) -> _Node | None:
         if at == len(segments):
