@@ -170,8 +170,8 @@ def draft_of(topic: str, body: Any, headers: dict[str, str] | None = None) -> Dr
 
 def draft_of_json(topic: str, body: bytes) -> Draft:
     """Check the topic of a message without options whose body is valid JSON already."""
-    if type(topic) is not str or _usual_topic(topic) is None:
-        check_publish_topic(topic)
+    if type(topic) is not str or topic not in _valid_topics:
+        _check_topic(topic)
     return Draft(topic, body)
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -29,6 +27,7 @@ from laneway.message import (
     releases,
 )
 from laneway.policy import is_pattern
+from laneway.printable import process_name
 from laneway.runtime.runtime import Runtime
 from laneway.subscriptions import is_copy, split
 from laneway.units import Duration
@@ -345,11 +344,6 @@ def deliveries_of(
     return [Delivery(engine, lease, threads, ahead_us, on_end) for lease in batch.leases]
 
 
-def process_name() -> str:
-    """The host and the process, for people."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 def check_subscriptions(engine: FullEngine, topics: Iterable[str] | None) -> None:
     """Raise Refused if one of these topics is the address of a subscription that does not exist."""
     for topic in topics or ():
@@ -498,9 +492,8 @@ def _check_text(call: str, what: str, value: object) -> None:
 
 
 def _overload(call: str, overload: object) -> Overload | None:
-    if overload in (None, "timeout", "answer"):
-        return overload
-    raise UsageError(f'{call}: expected overload to be "timeout" or "answer", got {overload!r:.80}')
+    choices = get_args(Overload)
+    return None if overload is None else arguments.choice(call, "overload", overload, choices)
 
 
 def _microseconds(call: str, duration: Duration) -> int:

@@ -19,13 +19,13 @@ from laneway.delivery import (
     check_subscriptions,
     deliveries_of,
     lease_batch,
-    process_name,
     release_many,
 )
 from laneway.engines.base import WorkListener
 from laneway.engines.shared.waiting_listener import WaitingListener
 from laneway.errors import EngineUnavailable
 from laneway.message import Batch
+from laneway.printable import process_name
 from laneway.runtime.runtime import Runtime
 from laneway.units import Duration
 
@@ -205,8 +205,9 @@ class Leases:
     def _lease(self, room: int) -> list[Delivery]:
         if time.monotonic() < self._search_at:
             return []
-        holder = f"application {process_name()} (app.leases)"
-        batch = lease_batch(self._engine, self._wanted, room, holder)
+        batch = lease_batch(
+            self._engine, self._wanted, room, f"application {process_name()} (app.leases)"
+        )
         if not batch.leases:
             check_subscriptions(self._engine, self._wanted.names)
             self._note_nothing(batch)

@@ -9,7 +9,9 @@ headers).
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import socket
 from collections.abc import Iterable
 
 HIDDEN = "***"
@@ -101,3 +103,8 @@ def meant(name: str, known: Iterable[str]) -> str:
 def meant_or_known(name: str, known: Iterable[str]) -> str:
     """The end of a sentence with the similar name, or with all names that are known."""
     return meant(name, known) or f"; available: {', '.join(known)}"
+
+
+def process_name() -> str:
+    """The host and this process, for people."""
+    return f"{socket.gethostname()}:{os.getpid()}"

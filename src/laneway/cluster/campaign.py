@@ -13,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import secrets
-import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -27,7 +25,7 @@ from laneway.cluster.renewal import TermRenewal, TermTimes
 from laneway.cluster.term import Term, clock
 from laneway.cluster.term_store import Candidate, Claim, ElectionState, TermStore
 from laneway.errors import EngineUnavailable, LanewayError, StepAborted, TermLost
-from laneway.printable import without_passwords
+from laneway.printable import process_name, without_passwords
 
 log = logging.getLogger("laneway.election")
 
@@ -62,7 +60,7 @@ class Campaign:
         self._store = store
         self._threads = threads
         self._most = most
-        self._candidate = Candidate(secrets.token_hex(6), f"{socket.gethostname()}:{os.getpid()}")
+        self._candidate = Candidate(secrets.token_hex(6), process_name())
         self._lock = threading.Lock()  # guards the next two
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False

@@ -20,11 +20,12 @@ from laneway.awaitable import async_variant
 from laneway.cluster.renewal import TermRenewal, TermTimes
 from laneway.cluster.term import Term, clock
 from laneway.cluster.term_store import Candidate, Claim, EngineTerms
-from laneway.delivery import Delivery, ack_many, deliveries_of, lease_lost, process_name
+from laneway.delivery import Delivery, ack_many, deliveries_of, lease_lost
 from laneway.engines.base import FullEngine
 from laneway.errors import Refused, UsageError
 from laneway.message import Batch, releases
 from laneway.policy import is_pattern
+from laneway.printable import process_name
 from laneway.subscriptions import Kind
 from laneway.units import SECOND, Duration
 

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from laneway.admin.audit_log import Change
-from laneway.delivery import process_name
 from laneway.engines.base import FullEngine
 from laneway.gateway.http import Request
 from laneway.gateway.login.access import Caller
 from laneway.gateway.problems import Problem
 from laneway.gateway.services import Services
 from laneway.policy import check_policy_pattern, check_topic
+from laneway.printable import process_name
 
 
 class Call(msgspec.Struct, frozen=True):

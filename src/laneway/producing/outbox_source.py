@@ -12,9 +12,7 @@ that were forwarded long before.
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +26,7 @@ from laneway.engine_holder import EngineHolder
 from laneway.engines.postgres import address as postgres_address
 from laneway.engines.sqlite import address as sqlite_address
 from laneway.errors import EngineUnavailable, LanewayError, UsageError
-from laneway.printable import redacted
+from laneway.printable import process_name, redacted
 from laneway.producing import outbox
 from laneway.producing.connections import Connected
 from laneway.producing.forwarder import Forwarder, Superseded
@@ -88,7 +86,7 @@ class OutboxSource:
         self._open = _opener(url)
         self._opened: Any = None
         self._connected: Connected | None = None
-        self._me = f"{_host()}:{secrets.token_hex(6)}"
+        self._me = f"{process_name()}:{secrets.token_hex(6)}"
         self._spool = ""
         self._batch, self._ids = "", ""
         self._error: str | None = None
@@ -320,10 +318,6 @@ class OutboxForwarding:
         """End it; does not wait."""
         for thread in self._threads:
             thread.end()
-
-
-def _host() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _opener(url: str) -> Callable[[], Any]:

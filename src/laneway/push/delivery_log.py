@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, get_args
@@ -23,6 +21,7 @@ from laneway.arguments import choice, whole
 from laneway.engines.base import DeliveryLog, FullEngine, LogEntry
 from laneway.errors import LanewayError, UsageError
 from laneway.policy import check_pattern, is_pattern, matches
+from laneway.printable import process_name
 from laneway.push import signature
 from laneway.push.stored_counts import COUNTS
 
@@ -170,7 +169,7 @@ class LogWriter:
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._second, self._sampled = 0, 0
-        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self.name = process_name()
         self._max_bytes = max_bytes_of(engine)
 
     def wants(self, setting: LogSetting, now_us: int) -> bool:
