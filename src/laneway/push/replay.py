@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from laneway import units
+from laneway.admin import dead_letters
 from laneway.arguments import whole
 from laneway.engines.base import FullEngine
 from laneway.errors import BadPolicy, Refused, UsageError
@@ -256,12 +257,7 @@ def _span(since: float | None, until: float | None) -> tuple[int, int | None]:
 
 def _spacing_us(rate: float | str | None) -> int:
     """The time between two messages, in microseconds. Raises BadPolicy."""
-    if rate is None:
-        return 0
-    try:
-        spacing = units.SECOND / units.rate(rate)
-    except ValueError as error:
-        raise BadPolicy(f"replay: rate: {error}") from error
+    spacing = dead_letters.spacing_us("replay", rate)
     if spacing > MOST_SPACING_US:
         raise BadPolicy(f"replay: rate: expected at least one message a day, got {rate!r:.80}")
-    return round(spacing)
+    return spacing

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from laneway import units
+from laneway import arguments, units
 from laneway.engines.base import Records
 from laneway.errors import Refused, UsageError
 from laneway.gateway.login.access import SCOPES, Caller
@@ -61,6 +61,7 @@ ROUNDING_SECONDS = 1e-6
 """By how much a request may come too early for its token's rate: times are rounded."""
 
 MAX_NAME = 100
+MIN_EXPIRES = 0.001
 
 
 class Token(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -108,7 +109,10 @@ def create(
             raise UsageError(f'token: unknown scope "{scope:.80}"; available: {", ".join(SCOPES)}')
     if not scopes:
         raise UsageError(f"token: expected at least one scope of {', '.join(SCOPES)}")
-    now_us = time.time_ns() // 1000
+    now_us, expires_us = time.time_ns() // 1000, None
+    if expires is not None:
+        seconds = arguments.seconds("token", "expires", expires, least=MIN_EXPIRES)
+        expires_us = now_us + round(seconds * units.SECOND)
     token = Token(
         name=name,
         hash="",
@@ -116,7 +120,7 @@ def create(
         topics=None if topics is None else [check_pattern(each) for each in topics],
         rate=_rate(rate),
         created_us=now_us,
-        expires_us=None if expires is None else now_us + _microseconds(expires),
+        expires_us=expires_us,
     )
     while True:
         token_id, secret, text = new_text()
@@ -184,16 +188,6 @@ def _rate(rate: float | str | None) -> float | None:
         return None if rate is None else units.rate(rate)
     except ValueError as error:
         raise UsageError(f"token: rate: {error}") from error
-
-
-def _microseconds(expires: Duration) -> int:
-    try:
-        span = units.microseconds(expires)
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"token: expires: {error}") from error
-    if span <= 0:
-        raise UsageError(f"token: expected expires to be above 0, got {expires!r:.80}")
-    return span
 
 
 def _digits(number: int, length: int) -> str:

@@ -105,7 +105,7 @@ def wanted_of(
         None if topics is None else tuple(topics),
         priorities,
         only,
-        None if span is None else _microseconds("lease", "lease", span),
+        _microseconds("lease", "lease", span),
     )
 
 
@@ -139,14 +139,9 @@ def seen(call: Call, batch: Batch) -> Batch:
     return msgspec.structs.replace(batch, leases=left)
 
 
-def _microseconds(call: str, option: str, span: Span) -> int:
-    try:
-        found = units.microseconds(span)
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"{call}: {option}: {error}") from error
-    if found < 0:
-        raise UsageError(f"{call}: expected {option} to be at least 0, got {span!r:.80}")
-    return found
+def _microseconds(call: str, option: str, span: Span | None) -> int | None:
+    seconds = arguments.seconds_or_none(call, option, span)
+    return None if seconds is None else round(seconds * units.SECOND)
 
 
 # Settle
@@ -200,7 +195,7 @@ def _note_credit(call: Call, items: Sequence[_Item], answers: Sequence[SettleAns
 def _item(caller: Caller, position: int, body: SettleBody, numbers: tuple[int, int]) -> _Item:
     item = _Item(position, *numbers)
     try:
-        delay_us = None if body.delay is None else _microseconds("settle", "delay", body.delay)
+        delay_us = _microseconds("settle", "delay", body.delay)
         if body.action == "extend":
             if delay_us is None:
                 raise UsageError("settle: expected delay with extend: for how long")

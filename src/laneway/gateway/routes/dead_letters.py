@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import msgspec
 
-from laneway import arguments, units
+from laneway import arguments
 from laneway.admin import dead_letters
 from laneway.admin.fingerprints import fingerprint_of, grouped
 from laneway.engines.base import FullEngine, MessageView
 from laneway.gateway.call import Call
 from laneway.gateway.http import Response
-from laneway.gateway.operations import BEAT_SECONDS
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.operations import begun
 from laneway.gateway.schema import (
@@ -44,15 +42,6 @@ TOPICS = 10
 Letter = tuple[int, MessageView]
 
 Pause = Callable[[float], object]
-
-AHEAD_SECONDS = 10.0
-"""
-For how long ahead dead letters are redriven at a rate, in steps of as long. The others stay dead
-until then, so an operation that is stopped leaves them.
-"""
-
-Batch = tuple[Sequence[str] | None, int]
-"""Ids (None: any), and at most how many of them."""
 
 
 def list_dead_letters(call: Call) -> DeadLettersAnswer:
@@ -123,13 +112,13 @@ def redrive(call: Call) -> CountAnswer | Response:
     body: RedriveBody = call.body
     topic = _topic(call, body.topic)
     if body.background and not body.dry_run:
-        dead_letters.spacing_us(body.rate)  # checks it
+        dead_letters.spacing_us("redrive", body.rate)  # checks it
         return _in_background(
             call,
             "redrive",
             body,
-            lambda engine, limit, pause: _redrive_in_steps(
-                engine, topic, body.ids, body.fingerprint, limit, body.rate, pause
+            lambda engine, limit, pause: dead_letters.redrive_steps(
+                engine, topic, body.ids, limit, body.fingerprint, rate=body.rate, pause=pause
             ),
         )
     limit, ids = _limit(body), _ids(call, body)
@@ -151,8 +140,8 @@ def drop(call: Call) -> CountAnswer | Response:
             call,
             "drop",
             body,
-            lambda engine, limit, _: _drop_in_steps(
-                engine, topic, body.ids, body.fingerprint, limit
+            lambda engine, limit, _: dead_letters.drop_steps(
+                engine, topic, body.ids, limit, body.fingerprint
             ),
         )
     limit, ids = _limit(body), _ids(call, body)
@@ -283,95 +272,3 @@ def _count(call: Call, body: DeadBody, topic: str | None) -> CountAnswer:
         if count == _limit(body):
             break
     return CountAnswer(count, dry_run=True)
-
-
-# Step by step, for an operation
-
-
-def _batches(
-    engine: FullEngine,
-    topic: str | None,
-    ids: Sequence[str] | None,
-    fingerprint: str | None,
-    size: int,
-) -> Iterator[Batch | None]:
-    """The parts of the work, without an end unless ids are named. Yields None at a page's end."""
-    if fingerprint is not None:
-        after, until_us = 0, engine.time_us(topic)
-        wanted = None if ids is None else set(ids)
-        while page := engine.dead_list(topic, limit=dead_letters.PAGE, after=after):
-            after = page[-1][0]
-            named = [
-                view.id
-                for _, view in page
-                if fingerprint_of(view.reason, view.error) == fingerprint
-                and (wanted is None or view.id in wanted)
-                and (view.died_us or 0) <= until_us
-            ]
-            yield from ((named[n : n + size], size) for n in range(0, len(named), size))
-            yield None
-            if (page[-1][1].died_us or 0) > until_us:  # it died again meanwhile
-                return
-        return
-    if ids is not None:
-        yield from ((ids[n : n + size], size) for n in range(0, len(ids), size))
-        return
-    while True:
-        yield None, size
-
-
-def _drop_in_steps(
-    engine: FullEngine,
-    topic: str | None,
-    ids: Sequence[str] | None,
-    fingerprint: str | None,
-    limit: int,
-) -> Iterator[int]:
-    """Drop dead letters, the oldest first; yields how many each step has dropped."""
-    for batch in _batches(engine, topic, ids, fingerprint, dead_letters.PAGE):
-        if batch is None:
-            yield 0
-            continue
-        named, size = batch
-        most = min(size, limit)
-        count = engine.dead_drop(topic, named, limit=most)
-        limit -= count
-        yield count
-        if limit <= 0 or (named is None and count < most):
-            return
-
-
-def _redrive_in_steps(
-    engine: FullEngine,
-    topic: str | None,
-    ids: Sequence[str] | None,
-    fingerprint: str | None,
-    limit: int,
-    rate: float | str | None,
-    pause: Pause,
-) -> Iterator[int]:
-    """As `_drop_in_steps`: put them back, all immediately or at a rate."""
-    spacing, began, done = dead_letters.spacing_us(rate), time.monotonic(), 0
-    size = dead_letters.PAGE
-    if spacing:
-        size = max(1, min(dead_letters.PAGE, round(AHEAD_SECONDS * units.SECOND / spacing)))
-    for batch in _batches(engine, topic, ids, fingerprint, size):
-        if batch is None:
-            yield 0
-            continue
-        while (ahead := _ahead(spacing, done, began)) > AHEAD_SECONDS:
-            pause(min(BEAT_SECONDS, ahead - AHEAD_SECONDS))
-            yield 0
-        named, _ = batch
-        first_us = round(max(0.0, _ahead(spacing, done, began)) * units.SECOND)
-        most = min(size, limit - done)
-        count = engine.dead_redrive(topic, named, limit=most, first_us=first_us, spacing_us=spacing)
-        done += count
-        yield count
-        if done >= limit or (named is None and count < most):
-            return
-
-
-def _ahead(spacing: int, done: int, began: float) -> float:
-    """In how many seconds the next message is due."""
-    return done * spacing / units.SECOND - (time.monotonic() - began)
