@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
@@ -20,7 +21,6 @@ from laneway.working import overdue
 from laneway.working.executors import threads
 from laneway.working.handler import Handler
 from laneway.working.overdue import OverdueHandlers
-from laneway.working.worker import Worker
 from laneway.working.worker_delivery import WorkerDelivery
 from tests.conformance.valkey_setups import server
 from tests.working.support import Running, StoppedClock, until
@@ -230,13 +230,16 @@ def test_a_lease_is_not_extended_after_the_limit(
     message, and what its handler does afterwards changes nothing.
     """
     app.policy("t", serial=True, lease=1)
-    over, found = threading.Event(), Worker.overdue
+    over, find = threading.Event(), OverdueHandlers.find
 
-    def note(worker: Worker, units: dict[WorkerDelivery, float]) -> None:
-        over.set()
-        found(worker, units)
+    def note(
+        handlers: OverdueHandlers, held: Iterable[WorkerDelivery]
+    ) -> dict[WorkerDelivery, float]:
+        if found := find(handlers, held):
+            over.set()
+        return found
 
-    monkeypatch.setattr(Worker, "overdue", note)
+    monkeypatch.setattr(OverdueHandlers, "find", note)
     others: list[Lease] = []
 
     @app.handler("t")

@@ -21,6 +21,7 @@ else this thread waits for it. `ArrivalThread` listens while the worker is busy.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
@@ -31,7 +32,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from laneway import units
+from laneway import storable, units
 from laneway.engines.base import FullEngine, MessageView, TopicStats, WorkListener
 from laneway.engines.base.queue import SyncsLater
 from laneway.engines.base.wakeup import ReadableListener
@@ -42,7 +43,7 @@ from laneway.message import Batch, Lease, Settlement, releases
 from laneway.subscriptions import is_copy
 from laneway.working.arrival_thread import ArrivalThread
 from laneway.working.engine_priority import EnginePriority
-from laneway.working.handler import Handler
+from laneway.working.handler import Handler, Handlers
 from laneway.working.hook_thread import HookThread
 from laneway.working.lease_filter import PROBE_SIZE, LeaseFilter
 from laneway.working.lease_renewal import LeaseRenewal
@@ -57,37 +58,13 @@ from laneway.working.worker_delivery import WorkerDelivery
 if TYPE_CHECKING:
 
     class WorkerCallbacks(Protocol):
-        """What the worker offers to its engine thread, which calls all of it."""
-
-        def set_store_time(self, now_us: int) -> None:
-            """The store's clock (µs since 1970) at the last lease."""
-
-        def find_handler(self, lease: Lease) -> Handler | None:
-            """The handler of a message, or None if it has none. Never raises."""
-
-        def handled_patterns(self) -> list[str] | None:
-            """Patterns that cover what the handlers take, or None for any topic."""
+        """
+        What the worker offers to its engine thread, which calls the first group, and has the event
+        loop call the second.
+        """
 
         def prepare(self, deliveries: list[WorkerDelivery]) -> None:
             """Read what the executors of these need, which were just leased. Never raises."""
-
-        def leased(self, deliveries: list[WorkerDelivery], *, is_reserved: bool = False) -> None:
-            """These were leased, and each has a handler. `is_reserved`: for reserved slots."""
-
-        def unhandled(self, leases: list[Lease]) -> None:
-            """These were leased, and there is no handler for them."""
-
-        def start_recorded(self, deliveries: list[WorkerDelivery]) -> None:
-            """The starts of these suspects are recorded; run them."""
-
-        def refused(self, refused: list[tuple[WorkerDelivery, Exception]]) -> None:
-            """These suspects have lost too many workers; end each with its error."""
-
-        def lost(self, deliveries: list[WorkerDelivery]) -> None:
-            """The leases of these have ended; stop their handlers."""
-
-        def overdue(self, units: dict[WorkerDelivery, float]) -> None:
-            """These are over their time limits (seconds); stop their handlers."""
 
         def settled(self, settlement: Settlement, answer: str) -> None:
             """The engine's answer to a settlement, unless it was simply acked."""
@@ -98,14 +75,29 @@ if TYPE_CHECKING:
         def failed(self, error: BaseException) -> None:
             """The engine thread has ended by an error, and the worker ends with it."""
 
-        def call_soon(self, callback: Callable[[], None]) -> object:
-            """Call something on the event loop."""
-
         def watch(self, listener: ReadableListener, file: int, generation: int) -> None:
             """
             Receive what arrives at the listener, on the event loop. The worker closes the file, and
             resets `is_watched` if its event loop cannot watch files.
             """
+
+        def begin_leased(self, deliveries: list[WorkerDelivery], is_reserved: bool) -> None:
+            """These were leased, and each has a handler. `is_reserved`: for reserved slots."""
+
+        def settle_unhandled(self, leases: list[Lease]) -> None:
+            """These were leased, and there is no handler for them."""
+
+        def begin_suspects(self, units: list[WorkerDelivery]) -> None:
+            """The starts of these suspects are recorded; run them."""
+
+        def end_refused(self, refused: list[tuple[WorkerDelivery, Exception]]) -> None:
+            """These suspects have lost too many workers; end each with its error."""
+
+        def let_go_of(self, deliveries: list[WorkerDelivery]) -> None:
+            """The leases of these have ended; stop their handlers."""
+
+        def stop_overdue(self, units: dict[WorkerDelivery, float]) -> None:
+            """These are over their time limits (seconds); stop their handlers."""
 
 
 log = logging.getLogger("laneway.worker")
@@ -193,6 +185,7 @@ class EngineThread(threading.Thread):
         self,
         engine: FullEngine,
         options: Options,
+        handlers: Handlers,
         callbacks: WorkerCallbacks,
         priority: EnginePriority,
         reserves: Reserves,
@@ -238,7 +231,9 @@ class EngineThread(threading.Thread):
         are called for what is on the disk.
         """
         self._max_lease_us = round(options.heartbeat_timeout * units.SECOND)
+        self._handlers = handlers
         self._callbacks = callbacks
+        self._call_soon = asyncio.get_running_loop().call_soon_threadsafe
         self._priority = priority
         self._reserves = reserves
         self._has_reserves = engine.capabilities.reserves and options.topics is None
@@ -258,7 +253,7 @@ class EngineThread(threading.Thread):
         self._listen_until: float | None = None
         """When to lease without a notification (monotonic seconds), or None while busy."""
         self._arrivals = ArrivalThread(engine, options.pool, self.has_work)
-        self._filter = LeaseFilter(callbacks.handled_patterns())
+        self._filter = LeaseFilter(handlers.handled_patterns())
         self._reconnection = Reconnection()
         self._settle_thread = (
             None
@@ -591,7 +586,7 @@ class EngineThread(threading.Thread):
             if self._reserves.is_slow:
                 prefetch = 0  # it would wait here for long
         if self._arrivals.was_notified:
-            with self._priority.during(ARRIVAL_LEASE, self._callbacks.call_soon):
+            with self._priority.during(ARRIVAL_LEASE, self._call_soon):
                 self._lease_arrivals(prefetch)
         settling, starting = self._to_settle, len(self.starts)
         if not settling:
@@ -603,7 +598,7 @@ class EngineThread(threading.Thread):
             return
         # A start is recorded on disk before its message runs, as it may end the whole machine.
         with self._syncing_later() if not starting else contextlib.nullcontext():
-            with self._priority.during(settling + starting + leasing, self._callbacks.call_soon):
+            with self._priority.during(settling + starting + leasing, self._call_soon):
                 if is_extending:
                     self._extend()
                 if settling:
@@ -638,7 +633,7 @@ class EngineThread(threading.Thread):
         held = [each for each in list(self.held.values()) if each is not None and not each.over]
         overdue = self._overdue.find(held)
         if overdue:
-            self._callbacks.overdue(overdue)
+            self._call_soon(self._callbacks.stop_overdue, overdue)
             held = [each for each in held if (each.whole or each) not in overdue]
         for length_us, deliveries in self._renewal.take_due(held).items():
             began = time.monotonic()
@@ -663,10 +658,10 @@ class EngineThread(threading.Thread):
             self.starts.extendleft(reversed(suspects))
             raise
         if refused:
-            self._callbacks.refused(list(refused.items()))
+            self._call_soon(self._callbacks.end_refused, list(refused.items()))
         started, lost = _divided(accepted, answers)
         if started:
-            self._callbacks.start_recorded(started)
+            self._call_soon(self._callbacks.begin_suspects, started)
         self._lose(lost)
 
     def _call_start(self, deliveries: Sequence[WorkerDelivery]) -> list[bool]:
@@ -676,7 +671,7 @@ class EngineThread(threading.Thread):
         if deliveries:
             for delivery in deliveries:
                 self.held.pop(delivery.lease.fence, None)
-            self._callbacks.lost(deliveries)
+            self._call_soon(self._callbacks.let_go_of, deliveries)
 
     def _refused(self, suspects: list[WorkerDelivery]) -> dict[WorkerDelivery, Exception]:
         """The suspects that have lost too many workers, each with the error that ends it."""
@@ -694,6 +689,19 @@ class EngineThread(threading.Thread):
         return refused
 
     # Lease
+
+    def _find_handler(self, lease: Lease) -> Handler | None:
+        """The handler of a message, or None if it has none."""
+        try:
+            return self._handlers.find(lease)
+        except BaseException as error:  # noqa: BLE001  # it may import the user's code; other messages have handlers
+            log.warning(
+                "message %s in topic %s: looking up its handler failed: %s",
+                lease.id,
+                lease.topic,
+                storable.of(error, storable.MAX_REASON),
+            )
+            return None
 
     def _lease(self, count: int) -> Batch:
         options, lease_filter = self.options, self._filter
@@ -742,15 +750,15 @@ class EngineThread(threading.Thread):
         for owner, count, search in self._reserves.due():
             began = time.monotonic()
             search.begin()
-            with self._priority.during(count, self._callbacks.call_soon):
+            with self._priority.during(count, self._call_soon):
                 batch = self._call_lease_reserved(owner, count)
             held = self._hold(batch)
             self._reserves.add(held.handled, owner)
             if held.handled:
                 self._renewal.add(held.handled)
-                self._callbacks.leased(held.handled, is_reserved=True)
+                self._call_soon(self._callbacks.begin_leased, held.handled, True)
             if held.unhandled:
-                self._callbacks.unhandled(held.unhandled)
+                self._call_soon(self._callbacks.settle_unhandled, held.unhandled)
             search.ended(began, batch, is_full=len(batch.leases) == count)
 
     def _call_lease_reserved(self, owner: str, count: int) -> Batch:
@@ -779,7 +787,7 @@ class EngineThread(threading.Thread):
             startable=startable,
             max_lease_us=self._max_lease_us,
         )
-        foreign = [lease for lease in batch.leases if self._callbacks.find_handler(lease) is None]
+        foreign = [lease for lease in batch.leases if self._find_handler(lease) is None]
         self._filter.add_handled(
             {lease.topic for lease in batch.leases} - {lease.topic for lease in foreign}
         )
@@ -798,7 +806,7 @@ class EngineThread(threading.Thread):
     def _begin(self, held: _HeldBatch, size: int) -> None:
         if held.handled:
             self._renewal.add(held.handled)
-            self._callbacks.leased(held.handled)
+            self._call_soon(self._callbacks.begin_leased, held.handled, False)
         self._follow_up(held, size)
 
     def _hold(self, batch: Batch, *, prepares: bool = True) -> _HeldBatch:
@@ -809,10 +817,10 @@ class EngineThread(threading.Thread):
         now = time.monotonic()
         deliveries: list[WorkerDelivery] = []
         unhandled: list[Lease] = []
-        held, find_handler, now_us = self.held, self._callbacks.find_handler, batch.now_us
+        held, find_handler, now_us = self.held, self._find_handler, batch.now_us
         self._prefers_large_leases = batch.prefers_large_leases
         if batch.leases:
-            self._callbacks.set_store_time(now_us)
+            self._handlers.set_store_time(now_us)
             mean = sum(len(lease.body) for lease in batch.leases) // len(batch.leases)
             self._body_bytes = max(mean, self._body_bytes // 2, 1)
         for lease in batch.leases:
@@ -844,7 +852,7 @@ class EngineThread(threading.Thread):
                 self._filter.add_unhandled(unhandled)
                 unhandled = self._release_copies(unhandled)
             if unhandled:
-                self._callbacks.unhandled(unhandled)
+                self._call_soon(self._callbacks.settle_unhandled, unhandled)
         if self._taken() < self._reserves.common and len(batch.leases) < size:
             # There is no more. With every slot taken, the next settlement leases again instead.
             if batch.goes_on:

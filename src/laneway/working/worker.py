@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway import codec, storable
+from laneway import codec
 from laneway.engines.base import FullEngine, result_name
 from laneway.engines.base.wakeup import ReadableListener
 from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, UsageError
@@ -207,6 +207,7 @@ class Worker:
         self._engine_thread = EngineThread(
             self._leasing_engine,
             self._options,
+            self._handlers,
             self,
             self._priority,
             self._reserves,
@@ -488,33 +489,9 @@ class Worker:
         if self._heartbeat.worker_id in worker_ids:
             self._heartbeat.asked()
 
-    def set_store_time(self, now_us: int) -> None:
-        self._handlers.set_store_time(now_us)
-
-    def find_handler(self, lease: Lease) -> Handler | None:
-        try:
-            return self._handlers.find(lease)
-        except BaseException as error:  # noqa: BLE001  # it may import the user's code; other messages have handlers
-            log.warning(
-                "message %s in topic %s: looking up its handler failed: %s",
-                lease.id,
-                lease.topic,
-                storable.of(error, storable.MAX_REASON),
-            )
-            return None
-
-    def handled_patterns(self) -> list[str] | None:
-        return self._handlers.handled_patterns()
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self._loop.call_soon_threadsafe(callback)
-
     def prepare(self, deliveries: list[WorkerDelivery]) -> None:
         for kind, executor in self._topic_executors.items():
             executor.prepare([each for each in deliveries if each.handler.kind == kind])
-
-    def leased(self, deliveries: list[WorkerDelivery], *, is_reserved: bool = False) -> None:
-        self._loop.call_soon_threadsafe(self._begin_leased, deliveries, is_reserved)
 
     def watch(self, listener: ReadableListener, file: int, generation: int) -> None:
         try:
@@ -522,24 +499,9 @@ class Worker:
         except RuntimeError:  # the worker has ended
             os.close(file)
 
-    def unhandled(self, leases: list[Lease]) -> None:
-        self._loop.call_soon_threadsafe(self._settle_unhandled, leases)
-
-    def start_recorded(self, deliveries: list[WorkerDelivery]) -> None:
-        self._loop.call_soon_threadsafe(self._begin_suspects, deliveries)
-
-    def refused(self, refused: list[tuple[WorkerDelivery, Exception]]) -> None:
-        self._loop.call_soon_threadsafe(self._end_refused, refused)
-
-    def lost(self, deliveries: list[WorkerDelivery]) -> None:
-        self._loop.call_soon_threadsafe(self._let_go_of, deliveries)
-
     def aborted(self, names: set[str]) -> None:
         with contextlib.suppress(RuntimeError):  # the worker has ended
             self._loop.call_soon_threadsafe(self._abort, names)
-
-    def overdue(self, units: dict[WorkerDelivery, float]) -> None:
-        self._loop.call_soon_threadsafe(self._stop_overdue, units)
 
     def settled(self, settlement: Settlement, answer: str) -> None:
         self._outcome_log.settled(settlement, answer)
@@ -577,7 +539,7 @@ class Worker:
         if listener.generation != generation:
             self._stop_watching()
         if deliveries:
-            self._begin_leased(deliveries, False)
+            self.begin_leased(deliveries, False)
             self._flush_soon()
         else:
             self._engine_thread.has_work.set()
@@ -590,7 +552,7 @@ class Worker:
 
     # Begin
 
-    def _begin_leased(self, deliveries: list[WorkerDelivery], is_reserved: bool) -> None:
+    def begin_leased(self, deliveries: list[WorkerDelivery], is_reserved: bool) -> None:
         self._coroutines.starts_at_once = True
         try:
             self._add_leased(deliveries, is_reserved)
@@ -612,7 +574,7 @@ class Worker:
             self._buffer.mark(deliveries)
         self.dispatch()
 
-    def _settle_unhandled(self, leases: list[Lease]) -> None:
+    def settle_unhandled(self, leases: list[Lease]) -> None:
         self._unhandled.warn(leases)
         for lease in leases:
             error = UnknownHandler("no worker had a handler for it within on_unhandled")
@@ -774,14 +736,14 @@ class Worker:
             self._flush_soon()
         return unit
 
-    def _begin_suspects(self, units: list[WorkerDelivery]) -> None:
+    def begin_suspects(self, units: list[WorkerDelivery]) -> None:
         for unit in units:
             if not unit.over:
                 if not self._executors[unit.handler.kind].reports_begin:
                     self._trials.set_timer(unit)
                 self._execute(unit)
 
-    def _end_refused(self, refused: list[tuple[WorkerDelivery, Exception]]) -> None:
+    def end_refused(self, refused: list[tuple[WorkerDelivery, Exception]]) -> None:
         for unit, error in refused:
             if not unit.over:
                 self._end(unit)
@@ -876,7 +838,7 @@ class Worker:
         if unit.runner is not None:
             unit.runner.warn(unit, SoftTimeLimit(f"the handler has run for {soft_limit:g} s"))
 
-    def _stop_overdue(self, units: dict[WorkerDelivery, float]) -> None:
+    def stop_overdue(self, units: dict[WorkerDelivery, float]) -> None:
         for unit, limit in units.items():
             if not unit.over:
                 is_own = limit == unit.limits[0]
@@ -903,9 +865,9 @@ class Worker:
         ]
         for delivery in deliveries:
             held.pop(delivery.lease.fence, None)
-        self._let_go_of(deliveries, is_cancelled=True)
+        self.let_go_of(deliveries, is_cancelled=True)
 
-    def _let_go_of(self, deliveries: list[WorkerDelivery], *, is_cancelled: bool = False) -> None:
+    def let_go_of(self, deliveries: list[WorkerDelivery], *, is_cancelled: bool = False) -> None:
         """Stop the handlers of messages whose leases were lost; nothing is settled."""
         for delivery in deliveries:
             if delivery.over:
