@@ -23,7 +23,7 @@ import msgspec
 import laneway
 from docs_tools.meanings import MEANINGS
 from laneway import Laneway, errors
-from laneway.runtime.noun import Noun
+from laneway.runtime.runtime import Noun
 
 BASE = Path(laneway.__file__).parent / "engines" / "base"
 

@@ -64,8 +64,7 @@ from laneway.producing.spool import Spool
 from laneway.producing.spool_file import SpoolStatus
 from laneway.push.endpoints import Endpoints
 from laneway.runtime.runtime import Runtime
-from laneway.schedules.schedules import Schedules
-from laneway.schedules.store import Options as ScheduleOptions
+from laneway.schedules.store import Options as ScheduleOptions, Schedules
 from laneway.subscriptions import Kind, Start, Where
 from laneway.tasks import context, decorator, outcomes, queue
 from laneway.tasks.decorator import BoundTaskDecorator, TaskDecorator, TaskKeywords

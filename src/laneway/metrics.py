@@ -19,7 +19,7 @@ from laneway.app import Laneway
 from laneway.errors import LanewayError, UsageError
 from laneway.message import Lease, Message, Receipt
 from laneway.printable import escaped, without_passwords
-from laneway.working import worker_hooks
+from laneway.working import worker_registry
 from laneway.working.handler import kind_of
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def measure(
             if once.acquire(blocking=False):
                 serve(port, address, into)
 
-        worker_hooks.STARTED.append(serve_once)
+        worker_registry.STARTED.append(serve_once)
         return None
     return serve(port, address, into)
 

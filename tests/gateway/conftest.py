@@ -27,9 +27,9 @@ import functools
 
 from laneway.cli import main
 from laneway.gateway import gateway, server, services
-from laneway.gateway.routes import consumer_stream, probes
+from laneway.gateway.routes import probes, streaming
 
-gateway.READ_SECONDS = probes.READY_SECONDS = consumer_stream.TERM_SECONDS = 60.0
+gateway.READ_SECONDS = probes.READY_SECONDS = streaming.TERM_SECONDS = 60.0
 services.BODY_SECONDS = 0.2
 server.Options = functools.partial(server.Options, stop_seconds=600)
 main()

@@ -21,7 +21,7 @@ from laneway.gateway.extension import Extension, StaticFiles, html, page, redire
 from laneway.gateway.gateway import Gateway
 from laneway.gateway.http import IMMUTABLE
 from laneway.gateway.login import sessions, tokens
-from laneway.gateway.login.browser_session import Session
+from laneway.gateway.login.access import Session
 from laneway.gateway.login.shared_key import shared_key
 from tests.gateway.conftest import Answer, Api
 from tests.gateway.test_consume import wait_until

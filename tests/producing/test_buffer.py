@@ -27,7 +27,7 @@ from laneway import (
 )
 from laneway.message import Draft, Receipt
 from laneway.producing.buffer import MessageBuffer
-from laneway.producing.queued_producer import QueuedProducer
+from laneway.producing.producer import QueuedProducer
 from laneway.producing.reports import UnsentReports
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from laneway.message import Batch, Lease
 from laneway.testing.servers import until
 from laneway.working.engine_thread import EngineThread
 from laneway.working.handler import MAX_CACHED_TOPICS, Handler, Handlers
-from laneway.working.unhandled_warnings import UnhandledWarnings
+from laneway.working.outcome_log import UnhandledWarnings
 from tests.working.support import Running
 
 

@@ -18,7 +18,7 @@ from laneway.engines.base import Admin, MessageView
 from laneway.errors import BadPolicy
 from laneway.message import Message  # msgspec reads the annotation
 from laneway.policy import check_topic
-from laneway.runtime.noun import Noun
+from laneway.runtime.runtime import Noun
 
 PAGE = 1_000
 """Dead letters that one transaction redrives or drops."""

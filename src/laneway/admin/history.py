@@ -6,7 +6,7 @@ from laneway import arguments
 from laneway.awaitable import async_variant
 from laneway.history import figures
 from laneway.history.figures import History
-from laneway.runtime.noun import Noun
+from laneway.runtime.runtime import Noun
 from laneway.units import Duration
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from laneway.producing import outbox
-from laneway.runtime.noun import Noun
+from laneway.runtime.runtime import Noun
 
 
 class Outbox(Noun):

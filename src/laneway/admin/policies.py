@@ -15,8 +15,7 @@ from laneway.awaitable import async_variant
 from laneway.engines.base import Admin, FullEngine
 from laneway.errors import Refused, UsageError
 from laneway.policy import DISABLED, PROGRAM, Gate, Layers, is_pattern, own_rows, sources
-from laneway.runtime.noun import Noun
-from laneway.runtime.runtime import Application, Runtime
+from laneway.runtime.runtime import Application, Noun, Runtime
 
 _Row = TypeVar("_Row")
 

@@ -23,8 +23,7 @@ from laneway.errors import BacklogFull, BadPolicy, Refused
 from laneway.headers import SIGNALS
 from laneway.message import Draft
 from laneway.policy import Layers, check_fields, check_pattern, is_pattern, sources
-from laneway.runtime.noun import Noun
-from laneway.runtime.runtime import Runtime
+from laneway.runtime.runtime import Noun, Runtime
 from laneway.subscriptions import FIELD, Kind, Start, Where
 from laneway.units import Duration
 

@@ -15,7 +15,7 @@ from laneway import arguments
 from laneway.admin.views import Stats, stats_of
 from laneway.engines.base import FullEngine, MessageView, TopicOrder, TopicStats
 from laneway.engines.shared import listing
-from laneway.policy import check_policy_pattern, matches
+from laneway.policy import PolicyTable, check_policy_pattern, matches
 
 ListOrder = Literal[TopicOrder, "worker-time"]
 """The orders of lists of topics."""
@@ -114,3 +114,21 @@ def _by_repeats(engine: FullEngine, pattern: str, limit: int) -> list[Stats]:
 def _same(view: MessageView) -> tuple[bool, str | bytes]:
     """The value that merging messages share: the key, or the body if they have no key."""
     return (True, view.key) if view.key is not None else (False, view.body)
+
+
+# Find a topic by a part of its name
+
+
+MOST_PATTERNS = 50
+"""Policy patterns whose star is replaced by the search text."""
+
+
+def beginnings(policies: PolicyTable) -> list[str]:
+    """The texts before the star in the first policy patterns."""
+    patterns = {pattern for _, pattern, _ in policies.rows() if pattern.endswith(".*")}
+    return [pattern[:-1] for pattern in sorted(patterns)[:MOST_PATTERNS]]
+
+
+def is_known(stats: TopicStats) -> bool:
+    """Whether the store holds data of the topic, or remembers that it did."""
+    return bool(stats.published or stats.waiting or stats.leased or stats.dead)

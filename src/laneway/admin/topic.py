@@ -17,8 +17,7 @@ from laneway.engines.base import HELD_STATES, HeldState, IdState
 from laneway.message import Message, Receipt
 from laneway.policy import PolicyOptions
 from laneway.producing.publish_options import PublishOptions
-from laneway.runtime.noun import Noun
-from laneway.runtime.runtime import Runtime
+from laneway.runtime.runtime import Noun, Runtime
 from laneway.subscriptions import Kind, Start, Where, topic_of
 from laneway.units import Duration
 

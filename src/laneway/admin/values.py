@@ -15,7 +15,7 @@ from laneway.awaitable import async_variant
 from laneway.errors import UsageError
 from laneway.message import ProgressReport, StoredResult
 from laneway.policy import CONTROL
-from laneway.runtime.noun import Noun
+from laneway.runtime.runtime import Noun
 from laneway.units import Duration
 
 MAX_NAME = 255

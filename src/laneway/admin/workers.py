@@ -26,7 +26,7 @@ from laneway.engines.base import (
 )
 from laneway.errors import Refused
 from laneway.policy import handling_patterns, level_of, matches
-from laneway.runtime.noun import Noun
+from laneway.runtime.runtime import Noun
 from laneway.subscriptions import SEPARATOR, consumer_pool, is_copy
 from laneway.units import Duration
 from laneway.working import commands

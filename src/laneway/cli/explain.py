@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from laneway.admin import topic_names
+from laneway.admin import top_topics
 from laneway.cli.session import (
     REFUSED,
     Session,
@@ -76,12 +76,12 @@ def _topics(session: Session, name: str) -> list[TopicExplanation]:
     if (found := _topic(session, name)) is not None:
         return [found]
     engine = session.app().engine
-    topics = [beginning + name for beginning in topic_names.beginnings(engine.policies())]
+    topics = [beginning + name for beginning in top_topics.beginnings(engine.policies())]
     return [
         session.app().explain_topic(topic)
         for topic in topics
         if _is_topic(topic)
-        and (topic_names.is_known(engine.topic_stats(topic)) or table.find(engine, topic))
+        and (top_topics.is_known(engine.topic_stats(topic)) or table.find(engine, topic))
     ]
 
 

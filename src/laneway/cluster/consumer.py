@@ -277,7 +277,9 @@ class Consumer:
         if not term.is_held:
             engine.settle(releases(batch.leases))
             raise term.loss()
-        deliveries = deliveries_of(engine, batch, self.threads, self._forget)
+        deliveries = deliveries_of(
+            engine, batch, self.threads, lambda delivery: self.forget([delivery])
+        )
         with self._lock:
             self._outstanding.update((delivery.fence, delivery) for delivery in deliveries)
         return deliveries
@@ -300,10 +302,11 @@ class Consumer:
         ack_many(self._engine(), acked)
         return len(acked)
 
-    def _forget(self, delivery: Delivery) -> None:
-        """Forget a delivery whose lease has ended."""
+    def forget(self, deliveries: list[Delivery]) -> None:
+        """Forget these deliveries, which are settled."""
         with self._lock:
-            self._outstanding.pop(delivery.fence, None)
+            for delivery in deliveries:
+                self._outstanding.pop(delivery.fence, None)
 
     def unsettled(self) -> set[tuple[int, int]]:
         """The handles and fences of its unsettled leases."""

@@ -19,8 +19,7 @@ from laneway.cluster.career import Career, check_career
 from laneway.cluster.renewal import TermTimes
 from laneway.cluster.term_store import ElectionState, EngineTerms, TermStore
 from laneway.errors import UsageError
-from laneway.runtime.noun import Noun
-from laneway.runtime.runtime import Runtime
+from laneway.runtime.runtime import Noun, Runtime
 from laneway.units import Duration
 from laneway.working.embedded_worker import refuse_running_loop
 from laneway.working.event_loop import cancel_tasks, caught, run_to_end

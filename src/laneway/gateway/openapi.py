@@ -103,7 +103,6 @@ ANSWER_HEADERS: dict[str, tuple[str, tuple[str, ...]]] = {
 OPERATIONS = {
     "endpoints.list_of_endpoint": "list_endpoint_attempts",
     "endpoints.replay": "replay_messages",
-    "consumer_stream.stream": "consume_subscription",
     "dead_letters.drop": "drop_dead_letters",
     "dead_letters.list_groups": "list_dead_letter_groups",
     "dead_letters.redrive": "redrive_dead_letters",

@@ -22,7 +22,6 @@ from laneway.gateway.endpoint_schema import (
     TestAnswer,
 )
 from laneway.gateway.routes import (
-    consumer_stream,
     consuming,
     dead_letters,
     endpoints,
@@ -549,7 +548,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/subscriptions/{pattern}/{name}/stream",
         "consume",
-        consumer_stream.stream,
+        streaming.consume_subscription,
         query=ConsumerQuery,
         answer_type="text/event-stream",
         events={"held": HeldEvent, "delivery": DeliveryAnswer, "lost": LostEvent},

@@ -23,9 +23,8 @@ from laneway.gateway.operations import Operations
 from laneway.gateway.routing import Route
 from laneway.gateway.waiting.credits import Credits
 from laneway.gateway.waiting.feed import Feed
-from laneway.gateway.waiting.long_poll import LongPolls
+from laneway.gateway.waiting.long_poll import LongPolls, Waits
 from laneway.gateway.waiting.open_requests import OpenRequests
-from laneway.gateway.waiting.wait_limits import Waits
 from laneway.runtime.runtime import Runtime
 
 T = TypeVar("T")

@@ -10,6 +10,9 @@ from typing import Literal
 
 import msgspec
 
+from laneway.errors import DestinationUnavailable, LanewayError
+from laneway.message import Action
+
 ErrorClass = Literal[
     "dns", "refused", "tls", "timeout", "reset", "blocked", "too_large", "misconfigured"
 ]
@@ -166,3 +169,38 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
 
 def _date(text: str) -> float:
     return email.utils.parsedate_to_datetime(text).timestamp()
+
+
+# How an attempt ends that was no success, as the worker settles and logs it
+
+
+class AttemptFailed(LanewayError):
+    """A request failed: its message is tried again. `is_timeout`, `is_busy`: see `Verdict`."""
+
+    kind = "attempt_failed"
+
+    def __init__(self, text: str, *, is_timeout: bool = False, is_busy: bool = False) -> None:
+        super().__init__(text)
+        self.is_timeout = is_timeout
+        self.is_busy = is_busy
+
+
+class Released(DestinationUnavailable):
+    """
+    Nothing was sent, or the endpoint is gone: the message goes back, without an attempt.
+
+    `delay`: seconds. `was_sent`: whether a request was made. `action`: of the settlement.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        delay: float | None = None,
+        was_sent: bool = False,
+        action: Action = "release",
+    ) -> None:
+        super().__init__(text)
+        self.delay = delay
+        self.was_sent = was_sent
+        self.action: Action = action

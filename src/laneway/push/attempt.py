@@ -11,9 +11,8 @@ import msgspec
 from laneway.engines.base import Admin
 from laneway.errors import DestinationUnavailable
 from laneway.message import Lease
-from laneway.push.answers import Answer, Verdict, without_query
+from laneway.push.answers import Answer, Released, Verdict, without_query
 from laneway.push.delivery_log import MAX_MESSAGE, Entry, KeptMessage, Result
-from laneway.push.outcomes import Released
 from laneway.push.signature import REPLAY_HEADER
 from laneway.push.table import Record, is_secret_header
 

@@ -18,8 +18,7 @@ from laneway.push.address_guard import of_process
 from laneway.push.delivery_log import AttemptPage
 from laneway.push.replay import ReplayResult
 from laneway.push.table import Record
-from laneway.runtime.noun import Noun
-from laneway.runtime.runtime import Runtime
+from laneway.runtime.runtime import Noun, Runtime
 from laneway.subscriptions import is_copy, split
 
 if TYPE_CHECKING:

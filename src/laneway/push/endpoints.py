@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from laneway.awaitable import async_variant
-from laneway.runtime.noun import Noun
+from laneway.runtime.runtime import Noun
 
 if TYPE_CHECKING:
     from laneway.push.delivery_log import AttemptPage

@@ -10,7 +10,7 @@ from laneway.engines.base import FullEngine
 from laneway.errors import UsageError
 from laneway.message import Draft, Lease, Settlement
 from laneway.push import notifications, secret_store, table
-from laneway.push.outcomes import AttemptFailed, Released
+from laneway.push.answers import AttemptFailed, Released
 from laneway.push.settings import SenderSettings
 from laneway.runtime.runtime import Runtime
 from laneway.subscriptions import ANY, SEPARATOR, topic_of

@@ -33,12 +33,11 @@ from laneway.errors import DestinationUnavailable, LanewayError, Reject
 from laneway.message import Lease
 from laneway.push import breaker, payloads, resolver, secret_store, stored_counts, table
 from laneway.push.address_guard import PROXY_VARIABLE, of_process
-from laneway.push.answers import Answer, Verdict, judge
+from laneway.push.answers import Answer, AttemptFailed, Released, Verdict, judge
 from laneway.push.attempt import Attempt, entry_of, result_of
 from laneway.push.delivery_log import Entry, LogWriter, Result
 from laneway.push.events import EndpointEvents
 from laneway.push.notifications import HOUR_US, TOPIC as NOTIFICATIONS, notify
-from laneway.push.outcomes import AttemptFailed, Released
 from laneway.push.stored_counts import CLASSES, COUNTS, Counts
 from laneway.push.table import Record
 from laneway.push.targets import Target, destination_of, fill, headers_for

@@ -18,9 +18,8 @@ from laneway.message import Receipt
 from laneway.producing.buffer import Buffer, MessageBuffer
 from laneway.producing.outbox import JoinedProducer
 from laneway.producing.outbox_source import OutboxForwarding
-from laneway.producing.producer import Producer
+from laneway.producing.producer import Producer, QueuedProducer
 from laneway.producing.publish_options import PublishOptions, message_from
-from laneway.producing.queued_producer import QueuedProducer
 from laneway.producing.reports import UnsentReports
 from laneway.producing.spool import MessageSpool, Spool
 from laneway.runtime.result_waiter import ResultWaiter
@@ -286,3 +285,20 @@ def producer_of(
             f" {buffer!r:.80}"
         )
     return QueuedProducer(holder, threads, lambda put: MessageBuffer(buffer, put, unsent))
+
+
+class Noun:
+    """
+    An attribute of `Laneway` such as `app.schedules`, or a handle such as `Topic`, with its
+    methods.
+    """
+
+    __slots__ = ("_runtime",)
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    @property
+    def threads(self) -> Executor:
+        """Threads for the blocking calls of coroutines."""
+        return self._runtime.threads

@@ -12,15 +12,17 @@ chain.
 
 from __future__ import annotations
 
+import builtins
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import msgspec
 
 from laneway import arguments, codec, config, headers as control, units
+from laneway.awaitable import async_variant
 from laneway.engines.base import (
     FullEngine,
     HeldState,
@@ -28,6 +30,7 @@ from laneway.engines.base import (
 )
 from laneway.errors import BadMessage, Reject, UsageError
 from laneway.message import Draft, Lease, Message, Receipt, Settlement
+from laneway.runtime.runtime import Noun, Runtime
 from laneway.schedules import times
 from laneway.tasks.task import Task
 from laneway.units import Duration
@@ -523,3 +526,79 @@ def _now(engine: FullEngine, topic: str) -> datetime:
 
 def _us(moment: datetime) -> int:
     return units.moment(moment)
+
+
+# The public interface
+
+
+class Schedules(Noun):
+    """
+    The schedules in the store: `app.schedules`. `Laneway.schedule` declares a program's schedules.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._declared: dict[str, Schedule] = {}
+
+    def declare(self, name: str, call: object, options: Options) -> None:
+        """See `Laneway.schedule`."""
+        schedule = declared("schedule", name, call, options)
+        holder = self._runtime.holder
+        with holder.lock:
+            self._declared[name] = schedule
+            if holder.opened is not None:
+                put(holder.opened, schedule)
+
+    def install(self) -> None:
+        """
+        Store the code's schedules and handle those that are due; a worker calls this when it
+        starts.
+        """
+        handlers = self._runtime.handlers
+        if len(handlers) or self._declared:
+            install(handlers, lambda: self._runtime.engine, self._declared.values())
+
+    def add(self, name: str, call: Message | Task[..., Any], **options: Unpack[Options]) -> bool:
+        """
+        Store a schedule now. The arguments are those of `Laneway.schedule`. Returns False if the
+        store already has exactly this schedule, or if it never fires again.
+        """
+        return put(self._runtime.engine, declared("schedules.add", name, call, options))
+
+    def list(self, *, limit: int = 1000, after: str | None = None) -> builtins.list[Planned]:
+        """
+        List the schedules of the store by name, at most `limit`, after the name `after`: rule, next
+        firing, and whether paused.
+        """
+        after = None if after is None else arguments.name("schedules.list", "after", after)
+        return planned(
+            self._runtime.engine, arguments.whole("schedules.list", "limit", limit), after
+        )
+
+    def remove(self, name: str) -> bool:
+        """
+        Remove a schedule from the store. Returns False if it did not exist. If the code declares
+        the schedule, the next worker stores it again: remove it from the code too.
+        """
+        return remove(self._runtime.engine, arguments.name("schedules.remove", "the name", name))
+
+    def pause(self, name: str) -> None:
+        """
+        Pause a schedule. When it is resumed, `missed` decides what happens to the firings in
+        between.
+        """
+        set_paused(
+            self._runtime.engine, arguments.name("schedules.pause", "the name", name), paused=True
+        )
+
+    def resume(self, name: str) -> None:
+        """Resume a paused schedule."""
+        set_paused(
+            self._runtime.engine, arguments.name("schedules.resume", "the name", name), paused=None
+        )
+
+    aadd = async_variant(add)
+    alist = async_variant(list)
+    aremove = async_variant(remove)
+    apause = async_variant(pause)
+    aresume = async_variant(resume)

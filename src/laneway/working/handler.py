@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from laneway import arguments, codec, headers, subscriptions, units
 from laneway.engines.base import TASK_HEADER, FullEngine
@@ -21,10 +21,7 @@ from laneway.subscriptions import SEPARATOR
 from laneway.units import Duration
 from laneway.working.lifespan import Lifespans, asks_for_state
 from laneway.working.middleware import HandlingMiddlewares
-from laneway.working.options import Options
-
-if TYPE_CHECKING:
-    from laneway.working.side_workers import SideWorkers
+from laneway.working.options import Options, Summary
 
 log = logging.getLogger("laneway.worker")
 
@@ -49,6 +46,24 @@ MAX_CACHED_TOPICS = 10_000
 How many topics' handlers are cached; the cache is emptied when it is full. As many as other caches
 of a worker have: a larger one keeps topics that no longer exist, for minutes and megabytes.
 """
+
+
+class SideWorkers(Protocol):
+    """What a worker needs of the workers that run along with it, on its event loop."""
+
+    @property
+    def summary(self) -> Summary:
+        """What they have handled, once they have ended."""
+
+    def start(self) -> None:
+        """Start them. On the event loop."""
+
+    def stop(self) -> None:
+        """Stop them in order; a second call stops them immediately. Does not wait."""
+
+    async def end(self) -> None:
+        """Wait for their end: after `stop`, or with `burst` until nothing is left to run now."""
+
 
 Isolation = Literal["thread", "process"]
 F = TypeVar("F")

@@ -40,7 +40,7 @@ from laneway.engines.base import FullEngine, result_name
 from laneway.engines.base.wakeup import ReadableListener
 from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, UsageError
 from laneway.message import Lease, Settlement
-from laneway.working import worker_hooks
+from laneway.working import worker_registry
 from laneway.working.buffer import Buffer, HandlerQueue
 from laneway.working.child_processes import CannotStart
 from laneway.working.election_threads import ElectionThreads
@@ -50,7 +50,7 @@ from laneway.working.event_loop import CANCEL_SECONDS, cancel_tasks, caught, run
 from laneway.working.executors.coroutines import AsyncExecutor
 from laneway.working.executors.processes import ProcessExecutor, fork_server_for
 from laneway.working.executors.threads import ThreadExecutor
-from laneway.working.handler import Handler, Handlers
+from laneway.working.handler import Handler, Handlers, SideWorkers
 from laneway.working.heartbeat import Heartbeat
 from laneway.working.history_thread import HistoryThread
 from laneway.working.hook_thread import HookThread
@@ -63,18 +63,16 @@ from laneway.working.outcome import (
     settlement_for,
     work_not_done,
 )
-from laneway.working.outcome_log import OutcomeLog
+from laneway.working.outcome_log import OutcomeLog, UnhandledWarnings
 from laneway.working.reserves import Reserves
 from laneway.working.standby_renewal import StandbyRenewal
 from laneway.working.suspect_trials import SuspectTrials
 from laneway.working.time_limits import SoftTimeLimit, TimeLimit, WorkerStopped
-from laneway.working.unhandled_warnings import UnhandledWarnings
 from laneway.working.worker_delivery import WorkerDelivery
 
 if TYPE_CHECKING:
     from laneway.working.executors.executor import Executor, MakeExecutor, TopicExecutor
     from laneway.working.health_server import HealthServer
-    from laneway.working.side_workers import SideWorkers
 
 log = logging.getLogger("laneway.worker")
 
@@ -272,7 +270,7 @@ class Worker:
             self._history.start()
         self._engine_thread.start()
         self._is_started = True
-        worker_hooks.call(worker_hooks.STARTED, self)
+        worker_registry.call_hooks(worker_registry.STARTED, self)
         if len(self._handlers):
             log.info(
                 "worker %d is ready: pool %s, concurrency %d",
@@ -292,7 +290,7 @@ class Worker:
             self._stop_count += 1
         if self._stopping is not None:
             self._stopping()
-        worker_hooks.call(worker_hooks.STOPS, self)
+        worker_registry.call_hooks(worker_registry.STOPS, self)
         is_cancelled |= await self._to_the_end(self._shut_down_all())
         return is_cancelled
 

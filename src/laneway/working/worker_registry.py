@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from laneway.errors import UsageError
@@ -82,3 +82,21 @@ class WorkerRegistry:
     def _forget_workers_of_parent(self) -> None:
         if self._pid != os.getpid():
             self._lock, self._workers, self._pid = threading.Lock(), set(), os.getpid()
+
+
+# Functions that are called when a worker of this process has started, and when one stops
+
+
+Hook = Callable[[object], object]
+
+STARTED: list[Hook] = []
+STOPS: list[Hook] = []
+
+
+def call_hooks(hooks: list[Hook], worker: object) -> None:
+    """Call all of them; an error is logged and changes nothing."""
+    for hook in list(hooks):
+        try:
+            hook(worker)
+        except Exception:
+            log.exception("the hook %r of a worker failed", hook)

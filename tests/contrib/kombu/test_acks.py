@@ -8,7 +8,7 @@ from unittest.mock import Mock
 from kombu import Connection, Consumer, Producer, Queue
 
 from laneway import EngineUnavailable, Laneway
-from laneway.contrib.kombu import acks
+from laneway.contrib.kombu import qos
 from laneway.testing.servers import until
 from tests.contrib.kombu.conftest import drain
 
@@ -42,7 +42,7 @@ def held(connection: Connection, count: int, prefetch: int) -> list[Any]:
 
 def test_a_quarter_of_the_prefetch_count(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """That many acks are stored together, and the last one when nothing else is leased."""
-    monkeypatch.setattr(acks, "STORE_SECONDS", 1e6)
+    monkeypatch.setattr(qos, "STORE_SECONDS", 1e6)
     connection = connect()
     got = held(connection, 4, prefetch=12)
     counts = []
@@ -62,7 +62,7 @@ def test_after_a_moment(connect: Connect) -> None:
 
 def test_end_of_the_connection(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """An ack that waits is stored; what is not acked is released."""
-    monkeypatch.setattr(acks, "STORE_SECONDS", 1e6)
+    monkeypatch.setattr(qos, "STORE_SECONDS", 1e6)
     connection = connect()
     first, _ = held(connection, 2, prefetch=100)
     first.ack()
@@ -76,7 +76,7 @@ def test_end_of_the_connection(connect: Connect, monkeypatch: pytest.MonkeyPatch
 
 def test_store_that_is_away(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acks wait until the store is available again."""
-    monkeypatch.setattr(acks, "AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(qos, "AWAY_SECONDS", 0.01)
     connection = connect()
     first, _ = held(connection, 2, prefetch=100)
     store, failures = Laneway.ack_many, [EngineUnavailable("away")] * 2
@@ -94,7 +94,7 @@ def test_store_that_is_away(connect: Connect, monkeypatch: pytest.MonkeyPatch) -
 
 def test_acks_do_not_wait_for_the_store(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it is away, only the first ack tries; the end of the connection stores all."""
-    monkeypatch.setattr(acks, "STORE_SECONDS", 1e6)
+    monkeypatch.setattr(qos, "STORE_SECONDS", 1e6)
     connection = connect()
     got = held(connection, 3, prefetch=4)
     with monkeypatch.context() as away:

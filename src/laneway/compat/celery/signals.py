@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from laneway.errors import UsageError
-from laneway.working import worker_hooks
+from laneway.working import worker_registry
 
 log = logging.getLogger("laneway.celery.signals")
 
@@ -94,8 +94,8 @@ SENT = {
 """The signals, and what they tell; those of workers have their order."""
 
 globals().update(ALL := {name: Signal(name, doc) for name, doc in SENT.items()})
-worker_hooks.STARTED += [each.send for each in ALL.values() if each.__doc__ == _STARTS]
-worker_hooks.STOPS += [each.send for each in ALL.values() if each.__doc__ == _STOPS]
+worker_registry.STARTED += [each.send for each in ALL.values() if each.__doc__ == _STARTS]
+worker_registry.STOPS += [each.send for each in ALL.values() if each.__doc__ == _STOPS]
 
 
 def of_logging() -> None:

@@ -17,12 +17,18 @@ from laneway.engines.base import MessageView
 from laneway.gateway import problems
 from laneway.gateway.call import Call
 from laneway.gateway.dashboard import rendering
-from laneway.gateway.dashboard.actions import ACTIONS, Action, ApiCall
+from laneway.gateway.dashboard.actions import (
+    ACTIONS,
+    Action,
+    ApiCall,
+    Fields,
+    Form,
+    Notice,
+    Notices,
+)
 from laneway.gateway.dashboard.collector import Collector
-from laneway.gateway.dashboard.forms import Fields, Form
 from laneway.gateway.dashboard.local_login_pages import login_page
 from laneway.gateway.dashboard.menu import ALL, MENU, PAGES
-from laneway.gateway.dashboard.notices import Notice, Notices
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages import message
 from laneway.gateway.dashboard.queries import ExportQuery, LiveQuery, MessageQuery

@@ -10,8 +10,7 @@ from laneway.gateway.dashboard.view import Urls
 from laneway.gateway.extension import Extension, html, page, redirect
 from laneway.gateway.http import Request, Response
 from laneway.gateway.login import local_login, origins, sessions
-from laneway.gateway.login.access import check_local
-from laneway.gateway.login.browser_session import SESSION_SECONDS
+from laneway.gateway.login.access import SESSION_SECONDS, check_local
 from laneway.gateway.problems import Problem
 from laneway.gateway.routes.sessions import is_logged_in, local_path
 

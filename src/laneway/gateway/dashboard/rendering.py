@@ -12,7 +12,7 @@ from laneway.admin.fingerprints import line_of
 from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.errors import UsageError
 from laneway.gateway.dashboard import words
-from laneway.gateway.dashboard.notices import Notice
+from laneway.gateway.dashboard.actions import Notice
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.view import View
 

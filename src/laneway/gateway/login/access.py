@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 
@@ -15,8 +15,31 @@ from laneway.gateway.problems import Problem
 from laneway.policy import is_pattern, matches
 from laneway.subscriptions import base_of
 
-if TYPE_CHECKING:
-    from laneway.gateway.login.browser_session import Session
+SESSION_SECONDS = 12 * 3600
+"""How long a cookie is valid."""
+
+LOGIN_SECONDS = 7 * 86_400
+"""How long after the login a cookie is valid at most."""
+
+
+class Session(msgspec.Struct, frozen=True):
+    """
+    A browser's session. `token`: the id of its token. `login_s`, `renewed_s`: Unix seconds.
+
+    `csrf`: what forms send as `csrf`.
+    """
+
+    id: str
+    token: str
+    login_s: int
+    renewed_s: int
+    csrf: str
+
+    @property
+    def expires_s(self) -> int:
+        """When the cookie ends."""
+        return min(self.renewed_s + SESSION_SECONDS, self.login_s + LOGIN_SECONDS)
+
 
 Scope = Literal["publish", "consume", "read", "bodies", "operate", "endpoints", "admin"]
 """

@@ -31,8 +31,7 @@ import msgspec
 from laneway.engines.base import Records
 from laneway.gateway.http import Request
 from laneway.gateway.login import local_login, origins
-from laneway.gateway.login.access import EVERYTHING, Caller
-from laneway.gateway.login.browser_session import SESSION_SECONDS, Session
+from laneway.gateway.login.access import EVERYTHING, SESSION_SECONDS, Caller, Session
 from laneway.gateway.login.shared_key import shared_key
 from laneway.gateway.login.tokens import TokenCheck, unauthenticated
 from laneway.gateway.problems import Problem

@@ -12,7 +12,7 @@ from laneway.gateway.call import Call
 from laneway.gateway.extension import HASH_DIGITS
 from laneway.gateway.http import Response
 from laneway.gateway.services import LATENCY_BOUNDS, Services
-from laneway.gateway.waiting.wait_limits import KINDS
+from laneway.gateway.waiting.long_poll import KINDS
 from laneway.store_metrics import Family
 
 TEXT = b"text/plain; version=0.0.4; charset=utf-8"

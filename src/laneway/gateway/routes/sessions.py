@@ -12,8 +12,7 @@ from laneway.gateway.call import Call
 from laneway.gateway.extension import html, redirect
 from laneway.gateway.http import FORM, Response
 from laneway.gateway.login import origins, sessions
-from laneway.gateway.login.access import Caller
-from laneway.gateway.login.browser_session import SESSION_SECONDS, Session
+from laneway.gateway.login.access import SESSION_SECONDS, Caller, Session
 from laneway.gateway.pages import login_page
 from laneway.gateway.schema import LoginAnswer, LoginBody, LoginQuery
 from laneway.gateway.wire import encode, moment

@@ -23,7 +23,7 @@ from laneway.gateway import operations
 from laneway.gateway.http import Request
 from laneway.gateway.login.access import Caller
 from laneway.gateway.schema import ChangeEvent, EndpointEvent
-from laneway.gateway.waiting.wait_limits import Waits
+from laneway.gateway.waiting.long_poll import Waits
 from laneway.gateway.wire import encode, moment, operation_answer, overview_answer
 from laneway.push import events as endpoint_events
 from laneway.runtime.runtime import Runtime

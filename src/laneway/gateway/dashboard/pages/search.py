@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from laneway.admin import topic_names
+from laneway.admin import top_topics
 from laneway.engines.base import MessageView, TopicStats
 from laneway.errors import LanewayError
 from laneway.gateway.dashboard.page import Page
@@ -51,7 +51,7 @@ def _topics(view: View, name: str) -> list[TopicStats]:
     place of the star of a policy's pattern: `acme` finds `push.acme` where there is `push.*`.
     """
     found: dict[str, TopicStats] = {}
-    for beginning in ("", *topic_names.beginnings(view.reader.policies())):
+    for beginning in ("", *top_topics.beginnings(view.reader.policies())):
         _add_topic(view, beginning + name, found, is_typed=not beginning)
     for pattern in (name if is_pattern(name) else "", f"{name.rstrip('.')}.*"):
         try:
@@ -78,7 +78,7 @@ def _add_topic(
     if view.caller.covers(name):
         stats = view.reader.topic(name)
         is_pushed = view.may("endpoints") and endpoint.info_of(view, name) is not None
-        if is_pushed or topic_names.is_known(stats) or (is_typed and _says_more(view, name)):
+        if is_pushed or top_topics.is_known(stats) or (is_typed and _says_more(view, name)):
             found[name] = stats
 
 
