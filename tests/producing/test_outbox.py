@@ -131,6 +131,68 @@ def test_psycopg(app: Laneway, postgres: Database) -> None:
         assert once(connection, Message("x", id="2"))
 
 
+@pytest.mark.parametrize("factory", [psycopg.RawCursor, psycopg.ClientCursor])
+def test_cursor_factories_of_psycopg(app: Laneway, postgres: Database, factory: Any) -> None:
+    """Those of the connection take other placeholders; statements have cursors of their own."""
+    with psycopg.connect(postgres.url, cursor_factory=factory) as connection:
+        check(app, postgres, connection)
+
+    async def run() -> None:
+        kind: Any = getattr(psycopg, f"Async{factory.__name__}")
+        async with await psycopg.AsyncConnection.connect(
+            postgres.url, cursor_factory=kind
+        ) as connection:
+            await app.apublish("async", 1, connection=connection)
+            assert await aonce(connection, Message("x", id="2"))
+
+    asyncio.run(run())
+    assert postgres.topics()[-1] == "async"
+
+
+@pytest.mark.parametrize("factory", ["RealDictCursor", "DictCursor", "NamedTupleCursor"])
+def test_psycopg2(app: Laneway, postgres: Database, factory: str) -> None:
+    """A connection of psycopg2, whatever its rows look like."""
+    psycopg2 = pytest.importorskip("psycopg2")
+    extras = importlib.import_module("psycopg2.extras")
+    connection = psycopg2.connect(postgres.url, cursor_factory=getattr(extras, factory))
+    with closing(connection):
+        check(app, postgres, connection)
+
+
+def test_a_proxy_of_a_connection(app: Laneway, postgres: Database) -> None:
+    """As werkzeug's LocalProxy, which tells the class of what it stands for."""
+
+    class Proxy:
+        def __init__(self, of: Any) -> None:
+            self.of = of
+
+        @property  # type: ignore[misc]  # as proxies do
+        def __class__(self) -> Any:
+            return self.of.__class__
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.of, name)
+
+    url = postgres.url.replace("postgresql:", "postgresql+psycopg:")
+    engine = sqlalchemy.create_engine(url)
+    with orm.Session(engine) as session:
+        check(app, postgres, Proxy(session))
+    engine.dispose()
+
+
+def test_sqlalchemy_while_it_streams_rows(app: Laneway, postgres: Database) -> None:
+    """The connection's option holds for what it reads, not for what is published meanwhile."""
+    url = postgres.url.replace("postgresql:", "postgresql+psycopg:")
+    engine = sqlalchemy.create_engine(url)
+    with engine.begin() as connection:
+        connection.execution_options(yield_per=2)
+        for (n,) in connection.execute(sqlalchemy.text("SELECT generate_series(1, 5)")):
+            app.publish("each", n, connection=connection)
+            assert once(connection, Message("x", id=str(n)))
+    engine.dispose()
+    assert postgres.topics() == ["each"] * 5
+
+
 def test_once_refuses_a_message_without_an_id(database: Database) -> None:
     """A message that is not published yet has none."""
     with closing(database.connect()) as connection:

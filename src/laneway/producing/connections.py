@@ -9,6 +9,7 @@ below it: only so they belong to the transaction that the library commits or rol
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -25,6 +26,9 @@ DATABASES = ("postgresql", "sqlite")
 MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric_dollar": "$"}
 """The syntax of a placeholder, by the driver's `paramstyle`."""
 
+_PLAIN = {"stream_results": False, "yield_per": None}
+"""Options of a statement in SQLAlchemy: a connection that streams rows would declare a cursor."""
+
 
 class Connected:
     """
@@ -35,7 +39,8 @@ class Connected:
     def __init__(self, call: str, connection: Any) -> None:
         self._call = call
         self._connection = connection
-        modules = {each.__module__ for each in type(connection).__mro__}
+        # Not `type`: it may be a proxy, such as werkzeug's LocalProxy.
+        modules = {each.__module__ for each in connection.__class__.__mro__}
         libraries = {each.partition(".")[0] for each in modules}
         for library, run, needed in (
             ("sqlalchemy", self._sqlalchemy, ("exec_driver_sql", "get_bind")),
@@ -62,15 +67,19 @@ class Connected:
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """Run a statement. Returns its rows, if it has any. Raises UsageError without its table."""
         if self._is_async:
-            raise UsageError(
-                f"{self._call}: this connection is for coroutines; await a{self._call}(…)"
-            )
+            raise UsageError(f"{self._call}: this connection is for coroutines; {self._advice}")
         try:
             rows: Rows = self._run(sql, parameters)
         except Exception as error:
             self._explain(error)
             raise
         return rows
+
+    @property
+    def _advice(self) -> str:
+        if self._call == "outbox.create":
+            return "take another one, or run `laneway outbox create URL`"
+        return f"await a{self._call}(…)"
 
     async def arun(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """As `run`; on a connection that is not for coroutines, the event loop waits meanwhile."""
@@ -119,13 +128,17 @@ class Connected:
         if self._is_async:
             return self._sqlalchemy_async(sql, parameters)
         connection = self._sqlalchemy_connection()
-        result = connection.exec_driver_sql(*self._for_driver(connection, sql, parameters))
+        result = connection.exec_driver_sql(
+            *self._for_driver(connection, sql, parameters), execution_options=_PLAIN
+        )
         return result.fetchall() if result.returns_rows else ()
 
     async def _sqlalchemy_async(self, sql: str, parameters: Sequence[Any]) -> Rows:
         given = self._connection
         connection = given if hasattr(given, "exec_driver_sql") else await given.connection()
-        result = await connection.exec_driver_sql(*self._for_driver(connection, sql, parameters))
+        result = await connection.exec_driver_sql(
+            *self._for_driver(connection, sql, parameters), execution_options=_PLAIN
+        )
         return result.fetchall() if result.returns_rows else ()
 
     def _for_driver(
@@ -145,19 +158,30 @@ class Connected:
         return (self._psycopg_async if self._is_async else self._psycopg_sync)(sql, parameters)
 
     def _psycopg_sync(self, sql: str, parameters: Sequence[Any]) -> Rows:
-        with self._connection.cursor() as cursor:
-            if hasattr(cursor, "row_factory"):  # of psycopg; psycopg2 has none
-                cursor.row_factory = _tuples
+        with self._cursor() as cursor:
             cursor.execute(marked(sql, "%s"), parameters)
             rows: Rows = cursor.fetchall() if _has_rows(sql) else ()
             return rows
 
     async def _psycopg_async(self, sql: str, parameters: Sequence[Any]) -> Rows:
-        async with self._connection.cursor() as cursor:
-            cursor.row_factory = _tuples
+        async with self._cursor() as cursor:
             await cursor.execute(marked(sql, "%s"), parameters)
             rows: Rows = await cursor.fetchall() if _has_rows(sql) else ()
             return rows
+
+    def _cursor(self) -> Any:
+        """
+        A plain cursor: that of the connection's own factory may accept only the columns of its
+        user, or take other placeholders.
+        """
+        if self.library == "psycopg2":
+            plain = sys.modules["psycopg2.extensions"].cursor
+            return self._connection.cursor(cursor_factory=plain)
+        if self.library == "psycopg":
+            psycopg = sys.modules["psycopg"]
+            kind = psycopg.AsyncCursor if self._is_async else psycopg.Cursor
+            return kind(self._connection, row_factory=psycopg.rows.tuple_row)
+        return self._connection.cursor()
 
     def _asyncpg(self, sql: str, parameters: Sequence[Any]) -> Any:
         return self._connection.fetch(marked(sql, "$"), *parameters)
@@ -165,11 +189,6 @@ class Connected:
     def _sqlite3(self, sql: str, parameters: Sequence[Any]) -> Rows:
         rows: Rows = self._connection.execute(sql, parameters).fetchall()
         return rows
-
-
-def _tuples(_: object) -> type[tuple[Any, ...]]:
-    """A psycopg row factory: the connection's own may accept only the columns of its user."""
-    return tuple
 
 
 def _has_rows(sql: str) -> bool:
