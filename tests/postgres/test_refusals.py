@@ -169,6 +169,7 @@ def test_settings_of_the_role_change_nothing(server: PostgresServer, opened: Ope
         "idle_session_timeout": "500",  # also between the connection and its first statement
         "search_path": "pg_catalog",
         "client_encoding": "LATIN1",
+        "client_min_messages": "debug5",
         "DateStyle": "German",
         "bytea_output": "escape",
     }.items():

@@ -93,6 +93,7 @@ SETTINGS: dict[str, object] = {
     "idle_session_timeout": 0,
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
+    "client_min_messages": "warning",  # a canceled wait for a standby is one, and nothing else
     # Plans that hold for tables of any size: no statistics are up to date in a queue.
     "plan_cache_mode": "force_generic_plan",
     "join_collapse_limit": 1,
