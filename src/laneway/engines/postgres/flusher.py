@@ -51,6 +51,8 @@ class Flusher:
     ) -> None:
         self._connect, self._committed = connect, committed
         self._lock = threading.Lock()
+        self._thread = 0
+        """The one that waits for an answer."""
         self._connection: psycopg.Connection[Any] | None = None
         self._lost: deque[range] = deque(maxlen=1000)
         """Commits whose connection was lost before it had confirmed them."""
@@ -62,14 +64,9 @@ class Flusher:
 
     def prepare(self) -> None:
         """Open the connection. Call it before each commit that `flush` is to confirm."""
-        if self._lock.acquire(blocking=False):
-            try:  # an idle connection that was closed
-                if self._connection and not self._asked and is_readable(self._connection.fileno()):
-                    self._drop()
-            except psycopg.Error:
-                self._drop()
-            finally:
-                self._lock.release()
+        if not self._lock.locked():  # else another thread waits for an answer
+            with self._lock:
+                self._drop_if_closed()
         if self._connection is None:
             with self._lock:
                 connection = self._connect()
@@ -78,6 +75,19 @@ class Flusher:
                 self._lost.append(range(self._flushed + 1, last + 1))
                 self._flushed, self._asked, self._connection = last, None, connection
 
+    def _drop_if_closed(self) -> None:
+        """Close an idle connection that the server has closed."""
+        try:
+            if self._connection and not self._asked and is_readable(self._connection.fileno()):
+                self._drop()
+        except psycopg.Error:
+            self._drop()
+
+    @property
+    def is_used_here(self) -> bool:
+        """Whether `flush` of this thread runs: the caller is in a signal handler, for example."""
+        return self._thread == threading.get_ident()
+
     def _warn(self, notice: psycopg.errors.Diagnostic) -> None:
         self._warnings.append(notice.message_primary or "")
 
@@ -85,22 +95,32 @@ class Flusher:
         """Return when these commits are safe. Raises psycopg.Error: they may not be."""
         deadline = time.monotonic() + CONFIRM_SECONDS
         with self._lock:
-            while True:
-                is_lost = any(first < lost.stop and last >= lost.start for lost in self._lost)
-                if is_lost or (self._connection is None and self._flushed < last):
-                    raise NotConfirmed("the connection was lost before the commit was on disk")
-                if self._flushed >= last or self._connection is None:
-                    return
-                try:
-                    self._ask(self._connection.pgconn, deadline)
-                except NotConfirmed:
-                    raise
-                except psycopg.Error:
-                    self._drop()
-                    raise
+            self._thread = threading.get_ident()
+            try:
+                while not self._is_flushed(first, last):
+                    self._ask(deadline)
+            finally:
+                self._thread = 0
 
-    def _ask(self, server: pq.abc.PGconn, deadline: float) -> None:
-        """Wait for the answer to the open question, or to a new one."""
+    def _is_flushed(self, first: int, last: int) -> bool:
+        """Whether these commits are safe. Raises NotConfirmed if that cannot be known any more."""
+        is_lost = any(first < lost.stop and last >= lost.start for lost in self._lost)
+        if is_lost or (self._connection is None and self._flushed < last):
+            raise NotConfirmed("the connection was lost before the commit was on disk")
+        return self._flushed >= last
+
+    def _ask(self, deadline: float) -> None:
+        """Wait for the answer to the open question, or to a new one. Raises psycopg.Error."""
+        assert self._connection is not None
+        try:
+            self._wait(self._connection.pgconn, deadline)
+        except NotConfirmed:
+            raise
+        except psycopg.Error:
+            self._drop()
+            raise
+
+    def _wait(self, server: pq.abc.PGconn, deadline: float) -> None:
         if self._asked is None:
             self._warnings.clear()
             asked, _ = self._committed()
@@ -126,6 +146,9 @@ class Flusher:
 
     def close(self) -> None:
         """Close the connection; commits that it has not confirmed never are."""
+        if self.is_used_here:
+            self._drop()
+            return
         with self._lock:
             self._drop()
 

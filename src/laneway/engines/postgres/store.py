@@ -690,7 +690,7 @@ class Store(sql_store.Store):
         return time.time_ns() // 1000 + self._ahead_us
 
     def refuse_nested(self) -> None:
-        if self._in_transaction:
+        if self._in_transaction or self._flusher.is_used_here:
             raise EngineUnavailable(
                 f"{self.name}: this call began inside another one of its thread, as in a signal"
                 " handler or a finalizer; nothing was changed, use another thread"
@@ -728,10 +728,12 @@ class Store(sql_store.Store):
         return explain(self.name, error, applied=applied)
 
     def close(self) -> None:
-        """Close the connections; may be called twice."""
+        """Close the connections; may be called twice, even inside a call, by a signal handler."""
         self._is_closed = True
+        is_inside = self.lock.is_held_here
         with self.lock:
-            self._read_answer()
+            if not is_inside:
+                self._read_answer()
             self._drop()
         self._flusher.close()
 

@@ -1,0 +1,98 @@
+"""
+Signals in the middle of a call: an interrupt (Ctrl-C) leaves no lock behind, and a handler may
+close the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from laneway.engines.base import FullEngine
+from laneway.engines.postgres import flusher
+from laneway.engines.postgres.store_lock import StoreLock
+from laneway.errors import EngineUnavailable
+from laneway.testing.postgres_server import PostgresServer
+from tests.postgres.conftest import drain, some, store_of
+
+Opened = Callable[..., FullEngine]
+
+
+@contextlib.contextmanager
+def interrupted_behind(function: str) -> Iterator[None]:
+    """Raises KeyboardInterrupt when this C function returns, as a signal may."""
+
+    def profile(_: FrameType, event: str, of: Any) -> None:
+        if event == "c_return" and of.__name__ == function:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def _is_free(lock: StoreLock) -> bool:
+    """Whether another thread gets it."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(lock.acquire, blocking=False).result()
+
+
+def test_an_interrupted_thread_does_not_keep_the_lock() -> None:
+    """It may have it already when the interrupt comes."""
+    lock = StoreLock()
+    with pytest.raises(KeyboardInterrupt), interrupted_behind("acquire"):
+        lock.acquire()
+    assert _is_free(lock)
+
+
+def test_an_interrupted_thread_keeps_what_it_had() -> None:
+    """An interrupt inside a block ends that block only."""
+    lock = StoreLock()
+    with lock:
+        with pytest.raises(KeyboardInterrupt), lock, interrupted_behind("len"):
+            len("")
+        assert not _is_free(lock)
+    assert _is_free(lock)
+
+
+def test_an_interrupt_before_a_commit(server: PostgresServer, opened: Opened) -> None:
+    """The lock of the connection that waits for the disk is free then."""
+    engine = opened(server.url)
+    flushes = store_of(engine)._flusher
+    with contextlib.suppress(KeyboardInterrupt), interrupted_behind("acquire"):
+        flushes.prepare()
+    assert not flushes._lock.locked()
+
+
+def test_a_signal_handler_closes_the_engine(
+    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at SIGTERM, while the call waits for the disk: it ends with an error."""
+    engine = opened(server.url)
+    wait = flusher._result
+
+    def interrupt(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return wait(*arguments)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: engine.close())
+    monkeypatch.setattr(flusher, "_result", interrupt)
+    try:
+        with pytest.raises(EngineUnavailable) as caught:
+            engine.put(some(2))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught.value.applied is None
+    monkeypatch.undo()
+    again = opened(server.url, namespace=engine.namespace)  # type: ignore[attr-defined]
+    assert drain(again) == ["m0", "m1"]
