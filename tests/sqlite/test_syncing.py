@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -242,3 +243,35 @@ def test_without_fdatasync_commits_are_synced(url: str, monkeypatch: pytest.Monk
         engine.put([Draft("a", b"1")])
         pragma = engine._store.connection.execute("PRAGMA synchronous")  # type: ignore[attr-defined]
         assert pragma.fetchone() == (2,)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_signal_handler_during_a_sync(
+    engine: FullEngine, url: str, monkeypatch: pytest.MonkeyPatch, is_closed: bool
+) -> None:
+    """It does not wait for the call around it: its own call is refused, and it may close."""
+    caught: list[EngineUnavailable] = []
+
+    def handle(*_: object) -> None:
+        if is_closed:
+            engine.close()
+            return
+        try:
+            engine.put([Draft("b", b"2")])
+        except EngineUnavailable as error:
+            caught.append(error)
+
+    def interrupt(file: int) -> None:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGUSR1)
+        os.fdatasync(file)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    monkeypatch.setattr(os, "fdatasync", interrupt)
+    try:
+        engine.put([Draft("a", b"1")])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [each.applied for each in caught] == [False] * (not is_closed)
+    with closing(open_engine(url, Settings())) as again:
+        assert [each.topic for each in again.lease(10).leases] == ["a"]

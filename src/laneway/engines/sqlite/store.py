@@ -328,7 +328,8 @@ class Store(sql_store.Store):
         return time.time_ns() // 1000
 
     def refuse_nested(self) -> None:
-        if self._is_in_transaction():
+        is_syncing = self._wal_sync is not None and self._wal_sync.is_used_here
+        if is_syncing or self._is_in_transaction():
             raise EngineUnavailable(
                 f"{self.name}: this call began inside another one of its thread, as in a signal"
                 " handler or a finalizer; nothing was changed, use another thread"
@@ -402,7 +403,7 @@ class Store(sql_store.Store):
             except sqlite3.Error as error:
                 raise self.explain(error) from error
             finally:
-                if not nested and connection.in_transaction:
+                if not nested and not self._is_closing and connection.in_transaction:
                     connection.execute("ROLLBACK")
 
     def _check_files(self, *, durable: bool) -> None:
@@ -465,7 +466,7 @@ class Store(sql_store.Store):
                 pause = min(pause * 1.5, 0.002)
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:
-        if connection.in_transaction:
+        if not self._is_closing and connection.in_transaction:  # closing it rolls back
             try:
                 connection.execute("ROLLBACK")
             except sqlite3.Error:

@@ -43,6 +43,9 @@ class WalSync:
             self.close()
             raise
         self._lock = threading.Lock()
+        self._thread = 0
+        """The one that syncs."""
+        self._is_finished = False
         self._synced = 0
         self._error: OSError | None = None
 
@@ -58,14 +61,27 @@ class WalSync:
                 raise OSError("the file was closed")
             newest = store.written
             try:
+                self._thread = threading.get_ident()
                 os.fdatasync(self._file)
             except OSError as error:
                 self._error = error
                 raise
+            finally:
+                self._thread = 0
+                if self._is_finished:
+                    self.close()
             self._synced = newest
+
+    @property
+    def is_used_here(self) -> bool:
+        """Whether `sync` of this thread runs: the caller is in a signal handler, for example."""
+        return self._thread == threading.get_ident()
 
     def finish(self, store: Store) -> None:
         """Sync what is left for calls that still wait, and close."""
+        if self.is_used_here:
+            self._is_finished = True
+            return
         with contextlib.suppress(OSError):
             self.sync(store, store.written)
         with self._lock:
