@@ -739,7 +739,7 @@ class Engine(Lanes):
         ):
             call.has_yielded = True
             return None
-        return None if self._waits_for_pool(call, name, first) else first
+        return first
 
     def _goes_before(self, call: Call, name: str, lane: Lane, tier_queue: TierQueue) -> bool:
         """
@@ -833,6 +833,8 @@ class Engine(Lanes):
 
     def _serve_gate(self, call: Call, lane: Lane, name: str, room: int, entries: int) -> int:
         """Visit the first lane at a gate. If others do not admit it, it goes to one of them."""
+        if self._waits_for_pool(call, name, lane):
+            return 0
         group = lane.group
         if group is not None:
             room = fairness.chunk(room, entries, self._group_weight(group))

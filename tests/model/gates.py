@@ -303,14 +303,9 @@ class Gates:
         of the time of this delivery through this one, so little is lost, or if others can use the
         rate meanwhile: then until it is the lane's turn there.
         """
-        is_held, limits = self.now < gate.held_until, gate.limits
+        is_held = self.now < gate.held_until
         is_holder = is_held and gate.holder == lane.number
-        loses_nothing = (
-            not is_held
-            and limits.rate is not None
-            and gate.concurrency is None
-            and need + gate.owes <= limits.effective_burst
-        )
+        loses_nothing = not is_held and self._keeps_up(gate, need)
         is_short = 5 * wait <= 3 * self._interval(gate, need)
         if wait < FOREVER_US and (is_holder or is_short or loses_nothing):
             for_us = HOLD_US if loses_nothing else min(3 * wait + LATE_US, HOLD_US)
@@ -318,11 +313,21 @@ class Gates:
                 need, for_us = max(need, gate.need), max(for_us, gate.held_until - self.now)
             self._hold(gate, lane, need, for_us)
 
+    @staticmethod
+    def _keeps_up(gate: GateState, need: int) -> bool:
+        """Whether others can use the whole rate while `need` permits are kept."""
+        limits = gate.limits
+        return (
+            limits.rate is not None
+            and gate.concurrency is None
+            and need + max(gate.owes, 1) <= limits.effective_burst
+        )
+
     def _waits_for_pool(self, call: Call, name: str, lane: Lane) -> bool:
         """
         Whether a lane of another pool precedes the first one of a pool at a gate: for a part of the
         time of one delivery the gate is held for it. If no worker takes it then, it misses its
-        turn.
+        turn. If others can use the rate meanwhile, it is held for long.
         """
         gate = self.gates[name]
         waiting = [
@@ -334,17 +339,19 @@ class Gates:
         if first is None or self._order_at(first) > self._order_at(lane):
             return False
         if self.now < gate.held_until:
-            return gate.holder == first.number
+            return False
         if gate.holder == first.number:
             gate.holder = gate.need = gate.held_until = 0
             self._set_gate_wake(gate)
             entry = self._entry(first, name)
             entry.turns[name] = self._entry(lane, name).turns[name] + 1
             return False
-        for_us = self._interval(gate) // POOL_PART
+        for_us = self._interval(gate) // HOLD_PART
+        if self._keeps_up(gate, 1):
+            for_us = HOLD_US
         if for_us:
             self._hold(gate, first, 1, for_us)
-        return for_us > 0
+        return not self._gate_room(name, lane)
 
     def _wait_for_permits(self, lane: Lane, short: Sequence[GateState], cost: int) -> None:
         """
@@ -402,7 +409,7 @@ class Gates:
 
 FOREVER_US = 1 << 62
 IN_USE_US = 1_000_000  # for how long a gate is in use after a delivery
-POOL_PART = 8  # for this part of an interval a gate is held for a lane of another pool
+HOLD_PART = 8  # for this part of an interval a gate is held for a lane of another pool
 LATE_US = 5_000  # by how much a worker may be late
 
 

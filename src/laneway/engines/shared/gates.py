@@ -57,8 +57,8 @@ FOREVER_US = 1 << 62
 IN_USE_US = 1_000_000
 """For how long a gate is in use after a delivery."""
 
-POOL_PART = 8
-"""For this part of the time of one delivery a gate is held for a lane of another pool."""
+HOLD_PART = 8
+"""For this part of the time of one delivery a gate is held for a lane that others serve."""
 
 
 class Debt(NamedTuple):

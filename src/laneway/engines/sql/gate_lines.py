@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 from laneway.engines.shared import gates
@@ -154,35 +155,40 @@ class GateLines:
             or gates.is_served_later(self.tx.rules.tiers, one.tier, other.tier)
         )
 
-    def waits_for_pool(self, line: GateLine, lane: Lane) -> bool:
+    def waits_for_others(self, line: GateLine, lane: Lane) -> bool:
         """
-        Whether a lane of another pool precedes the first one of a pool at a gate: for a part of the
-        time of one delivery the gate is held for it. If no worker takes it then, it misses its
-        turn.
+        Whether a lane that this call does not serve, of another pool or for other workers, precedes
+        the first one that it serves at a gate: for a part of the time of one delivery the gate is
+        held for it, or for long if others can use the rate meanwhile. If no worker takes it then,
+        it misses its turn.
         """
-        if not self._has_pools:
+        if not self._has_pools and self.only is None:
             return False
-        tx, gate, queues = self.tx, line.gate, self.tx.tier_queues
-        pool, best = queues[line.tier_queue].pool, None
-        for other in self.at(gate):
-            if queues[other.tier_queue].pool != pool and (found := other.first()) is not None:
-                order = other.order(found)
-                if order < line.order(lane) and (best is None or order < best[0]):
-                    best = order, other, found
-        if best is None:
+        tx, gate = self.tx, line.gate
+        best = min(self._unserved(line, lane), default=None, key=itemgetter(0))
+        if best is None or best[0] >= line.order(lane) or gate.is_held(tx.now):
             return False
         _, other, first = best
-        if gate.is_held(tx.now):
-            return gate.holder == first.lane
         tx.touch_gate(gate)
         if gate.end_hold(first.lane):
-            other.miss_turn(first, line.order(lane)[1] + 1)
+            other.miss_turn(first, lane)
             return False
-        for_us = gate.interval() // gates.POOL_PART
+        keeps_up = gates.keeps_up(gate.limits, 1, gate.owes)
+        for_us = gates.HOLD_US if keeps_up else gate.interval() // gates.HOLD_PART
         if for_us:
             gate.hold(tx.now, first.lane, gate_order.entry_turn(tx, first, gate), 1, for_us)
-            tx.pools_to_notify.add(queues[other.tier_queue].pool)
-        return for_us > 0
+            tx.pools_to_notify.add(tx.tier_queues[other.tier_queue].pool)
+        return not gate.room(tx.now, lane.lane)
+
+    def _unserved(self, line: GateLine, lane: Lane) -> Iterator[tuple[Order, GateLine, Lane]]:
+        """The first lane in each order at the gate of a line that this call does not serve."""
+        queues = self.tx.tier_queues
+        for other in self.at(line.gate):
+            first = other.first()
+            if first is not None and queues[other.tier_queue].pool != queues[line.tier_queue].pool:
+                yield other.order(first), other, first
+            if not self._is_passed_over(other.tier_queue, lane):
+                yield from ((other.order(each), other, each) for each in other.passed_over())
 
 
 def index_of(tx: Transaction, gate: GateState, tier_queue: int) -> int:
@@ -203,6 +209,8 @@ class GateLine:
         self._heap: list[tuple[int, int, int, Any]] = []
         self._inner: dict[int, list[tuple[int, int, int, Any]]] = {}
         """By number of a group: its lanes here."""
+        self._passed_over: list[tuple[Order, Lane]] = []
+        """A heap of the lanes that the caller does not take."""
         self._entries: set[int] = set()
         self._listed: dict[int, int] = {}
         """By number of a group: the turn at which the heap has it."""
@@ -236,6 +244,7 @@ class GateLine:
                 holder is not None
                 and self._waits(holder)
                 and tx.tier_queue_of(holder).number == self.tier_queue
+                and not self._passes_over(holder)
             ):
                 return holder
         while (entry := self._top(self._heap, self._index)) is not None:
@@ -295,15 +304,16 @@ class GateLine:
                 self._push(heap, lane)
             self._push_group(group)
 
-    def miss_turn(self, lane: Lane, turn: int) -> None:
-        """The entry of a lane here goes on at this turn."""
+    def miss_turn(self, lane: Lane, other: Lane) -> None:
+        """The entry of a lane here misses its turn: it goes on behind that of another one."""
         tx, gate = self._tx, self.gate.name
-        group = gate_order.group_at(tx, lane, gate)
-        if group is None:
-            lane.turn = turn
+        group, its_group = (gate_order.group_at(tx, each, gate) for each in (lane, other))
+        turn = other.turn if its_group in (None, group) else tx.groups.turn(its_group, gate).turn
+        if group in (None, its_group):
+            lane.turn = turn + 1
             tx.touch(lane)
         else:
-            tx.groups.touch_turn(group, gate).turn = turn
+            tx.groups.touch_turn(group, gate).turn = turn + 1
         tx.moves_at_gate(lane)
         self.add(lane)
 
@@ -318,12 +328,26 @@ class GateLine:
     def _push(self, heap: list[tuple[int, int, int, Any]], lane: Lane) -> None:
         if not self._waits(lane):
             return
-        if self._only is not None and not self._only.takes(lane):
-            self._lines.left_out.add(lane.lane)
+        if self._passes_over(lane):
             return
         heapq.heappush(heap, (lane.turn, lane.lane, 0, lane))
         if heap is self._heap:
             self._entries.add(lane.lane)
+
+    def _passes_over(self, lane: Lane) -> bool:
+        """Whether the caller does not take the lane; then it delivers nothing in this call."""
+        if self._only is None or self._only.takes(lane):
+            return False
+        self._lines.left_out.add(lane.lane)
+        heapq.heappush(self._passed_over, (self.order(lane), lane))
+        return True
+
+    def passed_over(self) -> list[Lane]:
+        """The first one here of the lanes that the caller does not take, if there is one."""
+        heap = self._passed_over
+        while heap and (order := self.order(heap[0][1])) != heap[0][0]:
+            heapq.heapreplace(heap, (order, heap[0][1]))
+        return [lane for _, lane in heap[:1]]
 
     def _push_group(self, group: GroupQueue) -> None:
         """Add a group at its present turn, once."""

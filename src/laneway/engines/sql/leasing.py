@@ -399,8 +399,6 @@ class _Candidates:
             if self._plan.lets_others_go_first(line, lane):
                 self.has_yielded = True
                 aside.append(heapq.heappop(heads))
-            elif self._plan.lines.waits_for_pool(line, lane):
-                aside.append(heapq.heappop(heads))
             else:
                 heapq.heappop(heads)
                 found = place, line
@@ -839,6 +837,8 @@ class _Plan:
         """Visit the first lane at a gate. If others do not admit it, it goes to one of them."""
         tx, lane = self.tx, line.head
         assert lane is not None
+        if self.lines.waits_for_others(line, lane):
+            return 0
         group = tx.group_of(lane)
         if group is not None:
             room = fairness.chunk(room, entries, group.weight)

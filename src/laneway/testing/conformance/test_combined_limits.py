@@ -28,12 +28,16 @@ class Handlers:
     """
     Handlers that run in virtual time, in workers with so many slots for each pool.
 
-    A worker leases when a handler ends, and when the engine said that more is deliverable.
+    A worker leases when a handler ends, and when the engine said that more is deliverable. Those of
+    `only` are workers of the default pool that lease these topics only.
     """
 
-    def __init__(self, driver: EngineDriver, slots: dict[str, int]) -> None:
+    def __init__(
+        self, driver: EngineDriver, slots: dict[str, int], only: dict[str, list[str]] | None = None
+    ) -> None:
         self._driver = driver
         self._free = slots
+        self._only = only or {}
         self._draw = random.Random(SEED)
         self._ends: list[tuple[int, int, str, Lease]] = []
         self._wakes: dict[str, int | None] = {}
@@ -52,7 +56,8 @@ class Handlers:
     def _lease(self, pool: str) -> None:
         if not self._free[pool]:
             return
-        batch = self._driver.batch(self._free[pool], pool=pool)
+        wanted = {"only": self._only[pool]} if pool in self._only else {"pool": pool}
+        batch = self._driver.batch(self._free[pool], **wanted)
         for lease in batch.leases:
             took = round(self._draw.uniform(SHORTEST, LONGEST) * SECOND)
             heapq.heappush(self._ends, (self._driver.now + took, lease.fence, pool, lease))
@@ -226,6 +231,38 @@ def test_pools_at_one_gate(driver: EngineDriver) -> None:
     driver.policy("one", gate="A", pool="one")
     driver.policy("two", gate="A", pool="two")
     check(driver, {"one": 50, "two": 50}, one=4, two=4)
+
+
+def test_a_busy_pool_at_a_gate(driver: EngineDriver) -> None:
+    """A gate keeps a permit for a topic whose pool is busy with another one; the rest is used."""
+    in_one_shard(driver, "no shard has the burst of the gate")
+    a_gate(driver, "A", rate=10, burst=3)
+    driver.policy("one", gate="A", pool="one")
+    driver.policy("more", pool="one")
+    driver.policy("two", gate="A", pool="two")
+    check(driver, {"more": 350, "one": 50, "two": 50}, one=2, two=4)
+
+
+@pytest.mark.parametrize(
+    ("limits", "part"), [({"rate": 10, "burst": 3}, 0.4), ({"concurrency": 1}, 0.15)], ids=str
+)
+def test_busy_workers_at_a_gate(driver: EngineDriver, limits: dict[str, int], part: float) -> None:
+    """
+    A topic whose workers are busy does not starve at a gate behind that of idle workers: a permit
+    is kept for it, or the slot for a part of the time of a handler.
+    """
+    if not driver.engine.capabilities.only:
+        pytest.skip("the engine has no filters")
+    in_one_shard(driver, "no shard has the burst of the gate")
+    a_gate(driver, "A", **limits)
+    driver.policy("one", gate="A")
+    driver.policy("two", gate="A")
+    for topic in ("more", "one", "two"):
+        driver.put(topic, *map(str, range(600)))
+    counts = Handlers(driver, {"busy": 2, "idle": 4}, {"busy": ["more", "one"], "idle": ["two"]})
+    got = counts.run(SECONDS)
+    assert got["one"] >= part * (got["one"] + got["two"]), got
+    assert got["more"] >= 250, got
 
 
 def test_three_gates(driver: EngineDriver) -> None:

@@ -31,7 +31,8 @@ local serving = part(function(serving)
     -- have used up what a call may pass over: runnable ones, those at a gate
     local ALWAYS_PASSED, ALWAYS_PASSED_AT_GATE = 100, 16
     local WITHOUT, OF_TIER = '\31', '\30' -- as `lease.lua` gets them
-    local POOL_PART = 8 -- for this part of an interval a gate is held for a lane of another pool
+    local HOLD_PART = 8 -- for this part of an interval a gate is held for what others serve
+    local HELD_FOR = 60 * SECOND -- for how long, if the rate can be used meanwhile
     local SEEN = -1 -- the position of an index of which all lanes were seen, in the last calls
 
     -- A heap of {vt, number, lane, group or source}
@@ -389,7 +390,7 @@ local serving = part(function(serving)
             prepare(source, always)
         end
         return { is_queue = true, gate = gate, tier_queue = tier_queue, source = source, heap = {},
-            ahead = false, in_groups = {}, left = 0, is_live = {}, entry = false }
+            ahead = false, in_groups = {}, left = 0, is_live = {}, entry = false, passed_over = {} }
     end
 
     local function queue_of(gate, tier_queue)
@@ -421,6 +422,30 @@ local serving = part(function(serving)
         return heap
     end
 
+    -- The call does not take a lane of a queue: note it, and its group.
+    local function pass_over(queue, lane)
+        local group = turns.group_at(lane, queue.gate.name)
+        if group then
+            queue = queue_of(queue.gate, queue.tier_queue)
+            local inside = queue_in(queue, group).passed_over
+            push_entry(inside, lane, queue)
+            if #inside > 1 then
+                return
+            end
+        end
+        push_entry(queue.passed_over, group or lane, queue)
+    end
+
+    -- The first lane of a queue that the call does not take; nil: none.
+    local function first_passed(queue)
+        local heap, name = queue.passed_over, queue.gate.name
+        while heap[1] and heap[1][1] ~= turns.at(heap[1][3], name) do
+            push_entry(heap, pop(heap)[3], queue)
+        end
+        local entry = heap[1] and heap[1][3]
+        return entry and entry.is_group and first_passed(queue_in(queue, entry)) or entry
+    end
+
     -- Whether this call has changed the turn of an entry that it reads now.
     local function is_changed(entry, queue)
         if entry.is_group then
@@ -449,6 +474,7 @@ local serving = part(function(serving)
                 if not entry or not is_there(entry, queue) then
                     -- the store lost it, or it has gone to another gate
                 elseif calls.may_pass and not entry.is_group and not takes(entry, source) then
+                    pass_over(queue, entry)
                     if is_used_up(source) then
                         stop(source, position + 1)
                     end
@@ -507,6 +533,7 @@ local serving = part(function(serving)
                 return holder
             end
             calls.left_out[holder] = true
+            pass_over(queue, holder)
         end
         return first_in_order(queue)
     end
@@ -687,6 +714,9 @@ local serving = part(function(serving)
             return is_holder
         end
         local entry, its = turns.entry(one, gate.name), turns.entry(other, gate.name)
+        if entry == its then
+            entry, its = one, other
+        end
         return before({ turns.at(entry, gate.name), entry.number }, { turns.at(its, gate.name),
             its.number })
     end
@@ -753,36 +783,40 @@ local serving = part(function(serving)
         return false
     end
 
-    -- Whether a lane of another pool precedes the first one of a pool at a gate: for a part of the
-    -- time of one delivery the gate is held for it. If no worker takes it then, it misses its turn.
-    local function waits_for_pool(queue, lane)
+    -- Whether a lane that this call does not serve, of another pool or for other workers, precedes
+    -- the first one that it serves at a gate: for a part of the time of one delivery the gate is
+    -- held for it, or for long if others can use the rate meanwhile. If no worker takes it then, it
+    -- misses its turn.
+    local function waits_for_others(queue, lane)
         local gate, first = queue.gate, nil
-        for number = 1, calls.has_pools and #tier_queues or 0 do
-            local tier_queue = tier_queues[number]
-            local other = tier_queue.pool ~= queue.tier_queue.pool
-                and first_in(queue_of(gate, tier_queue))
+        local function note(other)
             if other and precedes(other, lane, gate)
                 and (not first or precedes(other, first, gate)) then
                 first = other
             end
         end
-        if not first then
+        for number = 1, (calls.has_pools or calls.may_pass) and #tier_queues or 0 do
+            local other = queue_of(gate, tier_queues[number])
+            local its_first = first_in(other)
+            note(other.tier_queue.pool ~= queue.tier_queue.pool and its_first)
+            note(not is_passed_over(other.tier_queue, queue.tier_queue) and first_passed(other))
+        end
+        if not first or shard.now < gate.held_until then
             return false
-        elseif shard.now < gate.held_until then
-            return gate.holder == first.number
         elseif gate.holder == first.number then
             gates.end_hold(gate)
             lanes.before_turn(first)
-            turns.miss(first, gate, turns.at(turns.entry(lane, gate.name), gate.name) + 1)
+            turns.miss(first, gate, lane)
             table.insert(calls.missed, first)
             return false
         end
-        local for_us = floor(gates.interval(gate, 1) / POOL_PART)
+        local for_us = gates.keeps_up(gate, 1) and HELD_FOR
+            or floor(gates.interval(gate, 1) / HOLD_PART)
         if for_us > 0 then
             gates.hold(gate, first, turns.of_entry(first, gate), 1, for_us)
             pools_to_notify[tier_queues[first.tier_queue].pool] = true
         end
-        return for_us > 0
+        return gates.room_of(gate, lane) == 0
     end
 
     -- The first lane at a gate that admits it; nil: none, or it is the turn of another tier that
@@ -798,7 +832,7 @@ local serving = part(function(serving)
                 return nil
             end
         end
-        return not waits_for_pool(queue, lane) and lane or nil
+        return lane
     end
 
     -- Put the gate into the order of its tier queue, or of the group of its first lane, if it can
@@ -1172,6 +1206,10 @@ local serving = part(function(serving)
     -- Visit the first lane at a gate. If others do not admit it, it goes to one of them. Returns
     -- how much was taken.
     local function serve_gate(line, queue, lane, room, entries)
+        if waits_for_others(queue, lane) then
+            list_gate(line, queue)
+            return 0
+        end
         local tier_queue, group = line.tier_queue, lanes.group(lane)
         if group then
             room = fairness.chunk(room, entries, group.weight)

@@ -245,14 +245,15 @@ local turns = part(function(turns)
         end
     end
 
-    -- The entry of a lane at the gate where it waits goes on at this turn.
-    function turns.miss(lane, gate, turn)
-        local group = group_at(lane, gate.name)
-        if group then
-            groups.at(group, gate.name).turn = turn
-            groups.touch_at(group, gate.name)
+    -- The entry of a lane at the gate where it waits misses its turn, and goes on behind another.
+    function turns.miss(lane, gate, other)
+        local name = gate.name
+        local group, its_group = group_at(lane, name), group_at(other, name)
+        if group and group ~= its_group then
+            groups.at(group, name).turn = turns.at(its_group or other, name) + 1
+            groups.touch_at(group, name)
         else
-            turns.of(lane).turns[gate.name] = turn
+            turns.of(lane).turns[name] = turns.at(group and other or its_group or other, name) + 1
         end
     end
 
