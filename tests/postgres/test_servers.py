@@ -300,6 +300,19 @@ def test_addresses() -> None:
     assert home.at("db2:1/x").place == "db2:1/x"
 
 
+def test_a_url_without_a_host(server: PostgresServer, opened: Opened) -> None:
+    """libpq chooses the server, here by an option; a space in an option stays one."""
+    url = (
+        f"postgresql:///postgres?host={server.folder}&port={server.port}&user=postgres&shards=2"
+        "&options=-c%20datestyle%3Diso&application_name=a%20b%2Bc"
+    )
+    engine = opened(url)
+    engine.put(some(3))
+    assert sorted(drain(engine)) == ["m0", "m1", "m2"]
+    names = "SELECT DISTINCT application_name FROM pg_stat_activity WHERE datname = 'postgres'"
+    assert ("a b+c",) in server.execute(names)
+
+
 def test_through_a_pooler(
     server: PostgresServer, other: PostgresServer, opened: Opened, space: str
 ) -> None:

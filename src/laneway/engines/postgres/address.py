@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from collections.abc import Sequence
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -41,14 +42,8 @@ class Address(msgspec.Struct, frozen=True):
         parts = urlsplit(self.server)
         user, at, _ = parts.netloc.rpartition("@")
         left_out = (*_HOSTS, "dbname") if database else _HOSTS
-        options = [
-            each
-            for each in parse_qsl(parts.query, keep_blank_values=True)
-            if each[0] not in left_out
-        ]
         path = f"/{database}" if database else parts.path
-        query = urlencode(options)
-        server = urlunsplit(("postgresql", f"{user}{at}{host}", path, query, ""))
+        server = _joined(f"{user}{at}{host}", path, _without(left_out, parts.query))
         return msgspec.structs.replace(self, server=server, listen_server=server)
 
     @property
@@ -76,8 +71,8 @@ def parse(url: str) -> Address:
         )
     options = parse_qsl(parts.query, keep_blank_values=True)
     own = {name: value for name, value in options if name in _OWN_OPTIONS}
-    query = urlencode([each for each in options if each[0] not in _OWN_OPTIONS])
-    server = urlunsplit(("postgresql", parts.netloc, parts.path, query, ""))
+    query = _without(_OWN_OPTIONS, parts.query)
+    server = _joined(parts.netloc, parts.path, query)
     direct = parts.netloc
     if "listen" in own:
         user, at, _ = parts.netloc.rpartition("@")
@@ -90,10 +85,20 @@ def parse(url: str) -> Address:
         )
     return Address(
         server,
-        urlunsplit(("postgresql", direct, parts.path, query, "")),
+        _joined(direct, parts.path, query),
         _shards(url, own["shards"]) if "shards" in own else None,
         _POOLERS[pooler],
     )
+
+
+def _without(names: Sequence[str], query: str) -> str:
+    """The options of a URL without these; libpq reads `%20` as a space, and not `+`."""
+    return "&".join(each for each in query.split("&") if each.partition("=")[0] not in names)
+
+
+def _joined(netloc: str, path: str, query: str) -> str:
+    """A URL of libpq; one without a host has `//`, too."""
+    return f"postgresql://{netloc}{path}{'?' * bool(query)}{query}"
 
 
 _PLACE = re.compile(r"[^/@?#\s]+(/[^/@?#\s]+)?")
