@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from laneway.engines.base import FullEngine
-from laneway.engines.postgres import flusher
+from laneway.engines.postgres import flusher, store_lock
 from laneway.engines.postgres.store_lock import StoreLock
 from laneway.errors import EngineUnavailable
 from laneway.testing.postgres_server import PostgresServer
@@ -27,10 +27,18 @@ Opened = Callable[..., FullEngine]
 
 @contextlib.contextmanager
 def interrupted_behind(function: str) -> Iterator[None]:
-    """Raises KeyboardInterrupt when this C function returns, as a signal may."""
+    """
+    Raises KeyboardInterrupt when this C function returns, or this function of the lock begins, as a
+    signal may.
+    """
 
-    def profile(_: FrameType, event: str, of: Any) -> None:
-        if event == "c_return" and of.__name__ == function:
+    def profile(frame: FrameType, event: str, of: Any) -> None:
+        code = frame.f_code
+        begins = event == "call" and (code.co_name, code.co_filename) == (
+            function,
+            store_lock.__file__,
+        )
+        if begins or (event == "c_return" and of.__name__ == function):
             sys.setprofile(None)
             raise KeyboardInterrupt
 
@@ -55,12 +63,22 @@ def test_an_interrupted_thread_does_not_keep_the_lock() -> None:
     assert _is_free(lock)
 
 
-def test_an_interrupted_thread_keeps_what_it_had() -> None:
-    """An interrupt inside a block ends that block only."""
+def test_an_interrupt_where_a_block_ends() -> None:
+    """The lock is released before anything else runs."""
+    lock = StoreLock()
+    with contextlib.suppress(KeyboardInterrupt), interrupted_behind("__exit__"), lock:
+        pass
+    assert _is_free(lock)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupted_thread_keeps_what_it_had(times: int) -> None:
+    """An interrupt while it takes the lock again ends that block only."""
     lock = StoreLock()
     with lock:
-        with pytest.raises(KeyboardInterrupt), lock, interrupted_behind("len"):
-            len("")
+        for _ in range(times):
+            with pytest.raises(KeyboardInterrupt), interrupted_behind("acquire"), lock:
+                pass
         assert not _is_free(lock)
     assert _is_free(lock)
 

@@ -2,66 +2,71 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
-from contextlib import suppress
+from typing import TYPE_CHECKING
+
+_acquire = _thread.RLock.acquire
 
 
-class StoreLock:
+class StoreLock(_thread.RLock):  # type: ignore[misc]  # CPython allows it
     """
     The lock of a store's threads. A server that is away costs each attempt to connect the whole
     time limit, so calls that have waited during one that failed do not try, too.
+
+    A KeyboardInterrupt may come between any two calls of a thread. If it comes when the lock was
+    just acquired, the lock is released. What releases it is not Python, so nothing comes before.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        """The thread that has this one takes it once."""
-        self._owner = self._depth = 0
+        self._taken = 0
+        """How often the thread that has it has taken it since it had it first."""
         self._waiting: set[int] = set()
         """The threads that wait for it."""
         self.waited_since = 0.0
         """When the thread that has the lock came to take it."""
 
+    if TYPE_CHECKING:
+
+        def _is_owned(self) -> bool:
+            """As `threading.Condition` asks it."""
+
     @property
     def is_passed_on(self) -> bool:
         """Whether another thread gets it when the caller leaves the present `with` and another."""
-        return bool(self._waiting) and self._depth == 2
+        return bool(self._waiting) and self._taken == 2
 
     @property
     def is_held_here(self) -> bool:
         """Whether this thread has it."""
-        return self._owner == threading.get_ident()
+        return self._is_owned()
 
-    def acquire(self, *, blocking: bool = True, timeout: float = -1) -> bool:
-        if self.is_held_here:
-            self._depth += 1
-            return True
-        thread, came_at = threading.get_ident(), time.monotonic()
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._is_owned():
+            self._taken += 1
+            try:
+                return _acquire(self)
+            except BaseException:
+                self.release()
+                raise
+        came_at = time.monotonic()
         try:
-            if not self._lock.acquire(blocking=False):
-                if not blocking:
-                    return False
-                try:
-                    self._waiting.add(thread)
-                    if not self._lock.acquire(timeout=timeout):
-                        return False
-                finally:
-                    self._waiting.discard(thread)
-            self.waited_since, self._depth, self._owner = came_at, 1, thread
-        except BaseException:  # a KeyboardInterrupt may come when it is acquired already
-            with suppress(RuntimeError):  # it is not
-                self._lock.release()
+            if not (_acquire(self, blocking=False) or (blocking and self._wait(timeout))):
+                return False
+            self._taken, self.waited_since = 1, came_at
+        except BaseException:
+            if self._is_owned():
+                self.release()
             raise
         return True
 
-    def release(self) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._owner = 0
-            self._lock.release()
+    __enter__ = acquire
 
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def _wait(self, timeout: float) -> bool:
+        thread = threading.get_ident()
+        try:
+            self._waiting.add(thread)
+            return _acquire(self, timeout=timeout)
+        finally:
+            self._waiting.discard(thread)
