@@ -231,7 +231,7 @@ class Gateway:
         """As `known_caller`, which has checked the request, with what the store has now."""
         services = self.services
         if (token := request.bearer_token) is not None:
-            return await services.tokens.read(services, token, request.address)
+            return await services.tokens.read(services.run_shared, token, request.address)
         if services.sessions.has_cookie(request):
             return await services.run(services.sessions.read, request)
         is_needed = await services.run_shared(services.tokens.read_whether_there)

@@ -130,7 +130,6 @@ class Sender:
         """How many units of a topic were started and have not ended, by topic."""
         self._pending: list[WorkerDelivery] = []
         self._is_reading = self._is_read_due = self._is_dispatch_due = False
-        self._runner = _Runner(self)
         self._slots: dict[WorkerDelivery, Slot] = {}
         """The requests in flight."""
         self._waiting: dict[WorkerDelivery, tuple[resolver.Host, Target, asyncio.TimerHandle]] = {}
@@ -170,7 +169,7 @@ class Sender:
         topic = unit.lease.topic
         self._running[topic] = self._running.get(topic, 0) + 1
         unit.began = time.perf_counter()
-        unit.runner = self._runner
+        unit.runner = self
         prepared = unit.prepared
         if prepared is not None:
             target = self._targets.get(topic) or (prepared if prepared is not NO_ENDPOINT else None)
@@ -204,8 +203,12 @@ class Sender:
         if self._is_count_due:
             self._add_counts(self._take_counts())
 
-    def stop(self, unit: WorkerDelivery) -> None:
+    def warn(self, unit: WorkerDelivery, error: Exception) -> None:
+        """A sender's requests have no soft time limit."""
+
+    def stop(self, unit: WorkerDelivery, error: Exception) -> None:
         """Drop a unit's request, if one was made."""
+        del error
         slot = self._slots.pop(unit, None)
         if slot is not None:
             slot.transport.abort(slot)
@@ -827,17 +830,3 @@ class Sender:
 def _leased_at(unit: WorkerDelivery) -> float:
     """When a unit was leased or last extended (monotonic seconds)."""
     return unit.expires - unit.length_us / units.SECOND
-
-
-class _Runner:
-    """Stops the request of a unit."""
-
-    def __init__(self, sender: Sender) -> None:
-        self._sender = sender
-
-    def warn(self, unit: WorkerDelivery, error: Exception) -> None:
-        """A sender's requests have no soft time limit."""
-
-    def stop(self, unit: WorkerDelivery, error: Exception) -> None:
-        del error
-        self._sender.stop(unit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -22,6 +23,12 @@ LEASE_SECONDS = 9.0
 
 MOST_HELD = 1 << 16
 """How many messages `basic_get` may hold."""
+
+FORGET_AFTER = 300.0
+"""Seconds after which the subscription of a temporary queue is removed that nobody consumes."""
+
+RENEWALS = 3
+"""How often a subscription is renewed in this time."""
 
 
 class Connected(Protocol):
@@ -69,7 +76,8 @@ class Channel(virtual.Channel):
         """By queue."""
         self._queue_of: dict[str, str] = {}
         """By topic: the queue whose consumer gets its messages."""
-        self._bindings = bindings.Bindings(self._app)
+        self._renew_at: dict[tuple[str, str], float] = {}
+        """By exchange and queue: when to renew a temporary queue's subscription (monotonic)."""
         self._queues: Pump | None = None
         self._exchanges: Pump | None = None
         self._gets: Any = None
@@ -128,16 +136,31 @@ class Channel(virtual.Channel):
             if self._keys(queue, exchange):
                 self._subscribe(exchange, queue)
             else:
-                self._bindings.remove(exchange, queue)
+                self._unsubscribe(exchange, queue)
         if queue in self._consumed:
             self._serve()
 
     def _subscribe(self, exchange: str, queue: str) -> None:
-        keys = None
+        where = None
         if self.typeof(exchange).type == "topic":
-            keys = self._keys(queue, exchange)
+            where = bindings.where_of(self._keys(queue, exchange))
         is_temporary = bindings.is_temporary(self.state.queues.get(queue, {}))
-        self._bindings.declare(exchange, queue, keys, is_temporary=is_temporary)
+        self._app.subscribe(
+            names.exchange(exchange),
+            names.subscription(queue),
+            where=where,
+            forget_after=FORGET_AFTER if is_temporary else None,
+        )
+        if is_temporary:
+            self._renew_at[exchange, queue] = time.monotonic() + FORGET_AFTER / RENEWALS
+
+    def _unsubscribe(self, exchange: str, queue: str) -> None:
+        """End the subscription of a queue, with what it holds, if there is one."""
+        self._renew_at.pop((exchange, queue), None)
+        topic = self._app.topic(names.exchange(exchange))
+        name = names.subscription(queue)
+        if any(each.name == name for each in topic.subscriptions()):
+            topic.unsubscribe(name)
 
     def _keys(self, queue: str, exchange: str) -> list[str]:
         """The routing keys by which a queue is bound to an exchange."""
@@ -190,7 +213,7 @@ class Channel(virtual.Channel):
         for exchange, key in set(self._exchanges_of(queue)):
             super().queue_unbind(queue, exchange, key)
             if self.typeof(exchange).type != "direct":
-                self._bindings.remove(exchange, queue)
+                self._unsubscribe(exchange, queue)
         self.state.queue_bindings_delete(queue)
         self.state.queues.pop(queue, None)
         return count
@@ -413,7 +436,8 @@ class Channel(virtual.Channel):
 
     def _renew(self, is_gone: bool) -> None:
         """Subscribe temporary queues again in time; if `is_gone`, all consumed ones."""
-        renewed = set(self._bindings.due())
+        now = time.monotonic()
+        renewed = {key for key, at in list(self._renew_at.items()) if at <= now}
         if is_gone:
             renewed |= {
                 (exchange, queue)

@@ -15,8 +15,8 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
 
 import msgspec
 
@@ -29,8 +29,6 @@ from laneway.gateway.problems import Problem
 from laneway.policy import CONTROL, check_pattern
 from laneway.runtime.runtime import Runtime
 from laneway.units import Duration
-
-T = TypeVar("T")
 
 DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 43, 6
@@ -217,13 +215,6 @@ def parse(text: str) -> tuple[str, str] | None:
 # Checking requests
 
 
-class Reading(Protocol):
-    """Reads the store for several concurrent requests."""
-
-    async def run_shared(self, function: Callable[..., T], *arguments: Hashable) -> T:
-        """Run a blocking function in a thread; who asks for the same meanwhile shares it."""
-
-
 class TokenCheck:
     """The tokens as a gateway sees them, with a cache. Any thread may call it."""
 
@@ -264,10 +255,13 @@ class TokenCheck:
             return self._caller(token_id, secret, record, address)
         return None
 
-    async def read(self, services: Reading, text: str, address: str) -> Caller:
+    async def read(
+        self, run_shared: Callable[..., Awaitable[Any]], text: str, address: str
+    ) -> Caller:
         """
         As `cached`, with the record as the store has it now. One read at a time is about all tokens
-        that came meanwhile, so bad ones take no threads from other requests.
+        that came meanwhile, so bad ones take no threads from other requests. `run_shared`: of the
+        gateway's `Services`.
         """
         parsed = parse(text)
         assert parsed is not None  # `cached` has parsed it
@@ -276,11 +270,11 @@ class TokenCheck:
         while token_id not in found:
             with self._lock:
                 self._wanted[token_id] = None
-            found = await services.run_shared(self._read_wanted)
+            found = await run_shared(self._read_wanted)
         record = found[token_id]
         caller = self._caller(token_id, secret, record, address)
         if record is not None and _is_use_due(record):
-            await services.run_shared(self._note_use, token_id)
+            await run_shared(self._note_use, token_id)
         return caller
 
     def of_session(self, token_id: str) -> Caller | None:

@@ -111,7 +111,7 @@ async def _caller(call: Call, token: str) -> Caller:
     services, address = call.services, call.request.address
     caller = services.tokens.cached(token, address)
     if caller is None:
-        caller = await services.tokens.read(services, token, address)
+        caller = await services.tokens.read(services.run_shared, token, address)
     return caller
 
 
