@@ -48,6 +48,7 @@ from laneway.cluster.election import Election, Elections
 from laneway.cluster.subscription_workers import SubscriptionWorkers
 from laneway.delivery import Delivery
 from laneway.engines.base import (
+    ENDED,
     Durability,
     Explanation,
     FullEngine,
@@ -68,7 +69,7 @@ from laneway.schedules.store import Options as ScheduleOptions, Schedules
 from laneway.subscriptions import Kind, Start, Where
 from laneway.tasks import context, decorator, outcomes, queue
 from laneway.tasks.decorator import BoundTaskDecorator, TaskDecorator, TaskKeywords
-from laneway.tasks.flow import EndedHandler, OpenHandler
+from laneway.tasks.flow import OPEN, FlowHandler, ended_signals, open_signals
 from laneway.tasks.job import Job, job_of
 from laneway.tasks.queue import Queue
 from laneway.tiers import Tier
@@ -168,8 +169,8 @@ class Laneway:
         )
         """The application's state in this process; for extensions and tests."""
         handlers = self.runtime.handlers
-        handlers.add_own(EndedHandler())
-        handlers.add_own(OpenHandler())
+        handlers.add_own(FlowHandler("laneway.ended", ENDED, "end notice", ended_signals))
+        handlers.add_own(FlowHandler(OPEN, OPEN, "opener of a flow", open_signals))
         handlers.find_named = functools.partial(queue.find, self.runtime)
         handlers.make_side_workers = functools.partial(SubscriptionWorkers, self.threads)
         self.policies = Policies(self.runtime)

@@ -154,7 +154,7 @@ class Consumer:
         self._term = Term(
             ELECTION + self.topic, claim.number, held_until, was_handed_over=claim.was_handed_over
         )
-        self._renewal = _Renewal(self, self._store, self._term, self._times)
+        self._renewal = TermRenewal(self._store, self._term, self._times, self.extend)
         self._renewal.start()
         return None
 
@@ -334,17 +334,3 @@ class Consumer:
 
     def __repr__(self) -> str:
         return f"<Consumer of {self.topic}, {'held' if self.is_held else 'not held'}>"
-
-
-class _Renewal(TermRenewal):
-    """Renews a consumer's term, and then its leases."""
-
-    def __init__(
-        self, consumer: Consumer, store: EngineTerms, term: Term, times: TermTimes
-    ) -> None:
-        super().__init__(store, term, times)
-        self._consumer = consumer
-
-    def _renew_once(self) -> None:
-        super()._renew_once()
-        self._consumer.extend()

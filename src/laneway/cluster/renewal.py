@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -56,12 +57,19 @@ class TermTimes(msgspec.Struct, frozen=True):
 
 
 class TermRenewal:
-    """Renews one term until it is ended or lost."""
+    """Renews one term until it is ended or lost. `renewed`: called after each renewal."""
 
-    def __init__(self, store: TermStore, term: Term, times: TermTimes) -> None:
+    def __init__(
+        self,
+        store: TermStore,
+        term: Term,
+        times: TermTimes,
+        renewed: Callable[[], object] | None = None,
+    ) -> None:
         self._store = store
         self._term = term
         self._times = times
+        self._renewed = renewed
         self._is_over = threading.Event()
         self._change = threading.Event()
         self._is_ask_due = False
@@ -98,6 +106,8 @@ class TermRenewal:
                 continue
             try:
                 self._renew_once()
+                if self._renewed is not None:
+                    self._renewed()
             except Exception as error:  # noqa: BLE001  # the other thread ends the term in time
                 self._report_failure(error)
 

@@ -10,14 +10,13 @@ too: the tasks after it fail with it, and signal their own failure.
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from laneway import codec
-from laneway.engines.base import ENDED, FLOW_HEADER, SIGNALS_HEADER
+from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import DependencyFailed
 from laneway.message import Draft, Lease, Settlement
 from laneway.policy import check_publish_topic
@@ -283,19 +282,23 @@ class _EndNotice(msgspec.Struct):
 _end_notice = msgspec.json.Decoder(_EndNotice).decode
 
 
-class FlowHandler(Handler, ABC):
+class FlowHandler(Handler):
     """
     Handles messages of the flows themselves. Running them does nothing; their end publishes signals
     in the same step.
+
+    `what`: what the body is, for the reason of a dead letter whose body cannot be read. `signals`:
+    answers them; raises ValueError or RecursionError for a wrong body.
     """
 
     adding_headers: frozenset[str] | None = None
 
-    what: str
-    """What the body is, for the reason of a dead letter whose body cannot be read."""
-
-    def __init__(self, topic: str, name: str) -> None:
+    def __init__(
+        self, topic: str, name: str, what: str, signals: Callable[[Lease], list[Draft]]
+    ) -> None:
         super().__init__(_do_nothing, topic, name=name)
+        self.what = what
+        self.signals = signals
 
     def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """No arguments."""
@@ -308,82 +311,51 @@ class FlowHandler(Handler, ABC):
         """The signals to publish with the end; a body that cannot be read is a dead letter."""
         del returned, error
         try:
-            decoded = self.decode(lease)
+            return self.signals(lease)
         except (ValueError, RecursionError) as fault:
             settlement.action, settlement.reason = "dead", f"the body is not a {self.what}: {fault}"
             return []
-        return self.signals(lease, decoded)
-
-    @abstractmethod
-    def decode(self, lease: Lease) -> Any:
-        """What the lease carries. Raises ValueError or RecursionError for a wrong body."""
-
-    @abstractmethod
-    def signals(self, lease: Lease, decoded: Any) -> list[Draft]:
-        """The signals to publish. `decoded`: what `decode` answered."""
 
 
-class EndedHandler(FlowHandler):
+def ended_signals(lease: Lease) -> list[Draft]:
     """
-    Signals the end of a message to its followers, if no handler did it, or if they were added after
-    the message was published.
+    Signals for the followers of a message, and for the calls after it in its flow, if no handler
+    sent them, or if they were added after the message was published.
     """
-
-    what = "end notice"
-
-    def __init__(self) -> None:
-        super().__init__("laneway.ended", ENDED)
-
-    def decode(self, lease: Lease) -> _EndNotice:
-        """The notice."""
-        return _end_notice(lease.body)
-
-    def signals(self, lease: Lease, decoded: _EndNotice) -> list[Draft]:
-        """Signals for the followers, and for the calls after it in its flow."""
-        del lease
-        notice = decoded
-        drafts = [signal(target, notice.id, notice.outcome) for target in notice.followers]
-        if notice.body is not None and notice.body.flow is not None:
-            drafts += following(
-                notice.id,
-                notice.body.flow,
-                notice.outcome,
-                is_own_failure=notice.outcome.status != outcomes.CANCELLED,
-            )
-        return drafts
+    notice = _end_notice(lease.body)
+    drafts = [signal(target, notice.id, notice.outcome) for target in notice.followers]
+    if notice.body is not None and notice.body.flow is not None:
+        drafts += following(
+            notice.id,
+            notice.body.flow,
+            notice.outcome,
+            is_own_failure=notice.outcome.status != outcomes.CANCELLED,
+        )
+    return drafts
 
 
-class OpenHandler(FlowHandler):
-    """Opens a flow that was stored in several steps, or ends it; see `flow_storage`."""
-
-    what = "opener of a flow"
-
-    def __init__(self) -> None:
-        super().__init__(OPEN, OPEN)
-
-    def decode(self, lease: Lease) -> tuple[Opener, list[Signal]]:
-        """The opener, and the signals that it received."""
-        return _opener(lease.body), signals_of(lease)
-
-    def signals(self, lease: Lease, decoded: tuple[Opener, list[Signal]]) -> list[Draft]:
-        """Signals for the calls that begin the flow, or for all calls if it does not open."""
-        opener, received = decoded
-        failed = next((signal for signal in received if signal.status != outcomes.SUCCESS), None)
-        if failed is not None:
-            ended = outcomes.Outcome(status=failed.status, error=failed.error, reason=failed.reason)
-        elif opener.fails is not None:
-            ended = outcomes.Outcome(status=outcomes.EXPIRED, reason=opener.fails)
-        else:
-            ended = outcomes.Outcome(status=outcomes.SUCCESS)
-        if opener.size and ended.status != outcomes.SUCCESS:
-            log.warning(
-                "flow %s of %d calls, topic %s: %s",
-                lease.id,
-                opener.size,
-                lease.topic,
-                ended.reason or ended.status,
-            )
-        return following(lease.id, opener.flow, ended, published_us=lease.published_us)
+def open_signals(lease: Lease) -> list[Draft]:
+    """
+    Signals for the calls that begin a flow that was stored in several steps, or for all calls if it
+    does not open; see `flow_storage`.
+    """
+    opener, received = _opener(lease.body), signals_of(lease)
+    failed = next((signal for signal in received if signal.status != outcomes.SUCCESS), None)
+    if failed is not None:
+        ended = outcomes.Outcome(status=failed.status, error=failed.error, reason=failed.reason)
+    elif opener.fails is not None:
+        ended = outcomes.Outcome(status=outcomes.EXPIRED, reason=opener.fails)
+    else:
+        ended = outcomes.Outcome(status=outcomes.SUCCESS)
+    if opener.size and ended.status != outcomes.SUCCESS:
+        log.warning(
+            "flow %s of %d calls, topic %s: %s",
+            lease.id,
+            opener.size,
+            lease.topic,
+            ended.reason or ended.status,
+        )
+    return following(lease.id, opener.flow, ended, published_us=lease.published_us)
 
 
 async def _do_nothing() -> None:

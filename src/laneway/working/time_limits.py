@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from laneway.errors import LanewayError
@@ -36,35 +36,14 @@ class WorkerStopped(LanewayError):
     """
 
 
-class Interrupter:
-    """
-    Raises an error in a coroutine that `interruptible` runs; asyncio itself can only cancel.
-    """
-
-    __slots__ = ("_error", "task")
-
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self.task = task
-        self._error: BaseException | None = None
-
-    def throw(self, error: BaseException) -> None:
-        """Raise the error at the coroutine's next step; on its event loop."""
-        self._error = error
-        self.task.cancel()
-
-    def take(self) -> BaseException | None:
-        """The error behind a cancellation, or None if the cancellation has another cause."""
-        error, self._error = self._error, None
-        if error is not None:
-            self.task.uncancel()
-        return error
-
-
 @types.coroutine
 def interruptible(
-    coroutine: Coroutine[Any, Any, Any], interrupter: Interrupter
+    coroutine: Coroutine[Any, Any, Any], take: Callable[[], BaseException | None]
 ) -> Generator[Any, Any, Any]:
-    """Run a coroutine; an error that the interrupter throws is raised where it awaits."""
+    """
+    Run a coroutine whose task may be cancelled to raise an error where it awaits; asyncio itself
+    can only cancel. `take`: the error behind a cancellation, or None if it has another cause.
+    """
     error: BaseException | None = None
     while True:
         try:
@@ -77,7 +56,7 @@ def interruptible(
             coroutine.close()
             raise
         except asyncio.CancelledError as cancelled:
-            error = interrupter.take() or cancelled
+            error = take() or cancelled
         except BaseException as raised:  # noqa: BLE001  # what the awaited future raises is for the coroutine
             error = raised
         else:

@@ -7,28 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class WorkSignal:
+class WorkSignal(threading.Event):
     """An event for one waiting thread, which may also wait elsewhere, inside `waking`."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        super().__init__()
         self._wake: Callable[[], None] | None = None
 
     def set(self) -> None:
         """Wake the thread, or let its next wait return immediately."""
-        if not self._event.is_set():
-            self._event.set()
+        if not self.is_set():
+            super().set()
             wake = self._wake
             if wake is not None:
                 wake()
-
-    def clear(self) -> None:
-        """Let the next wait wait."""
-        self._event.clear()
-
-    def wait(self, seconds: float) -> None:
-        """Wait until the signal is set, at most `seconds`."""
-        self._event.wait(seconds)
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[bool]:
@@ -37,6 +29,6 @@ class WorkSignal:
         """
         self._wake = wake
         try:
-            yield self._event.is_set()
+            yield self.is_set()
         finally:
             self._wake = None

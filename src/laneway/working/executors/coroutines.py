@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.working.handler import CURRENT
 from laneway.working.middleware import HandlingMiddlewares
-from laneway.working.time_limits import Interrupter, interruptible
+from laneway.working.time_limits import interruptible
 from laneway.working.worker_delivery import WorkerDelivery
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class AsyncExecutor:
                 else:
                     call = unit.handler.function(*args, **kwargs)
                 is_limited = unit.timers is not None and unit.limits[1] is not None
-                returned = await (interruptible(call, runner.interrupter) if is_limited else call)
+                returned = await (interruptible(call, runner.take) if is_limited else call)
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
                 error = raised
             is_spent = (
@@ -218,15 +218,23 @@ def _differs(clean: contextvars.Context) -> bool:
 class _SlotRunner:
     """Stops the handler that a slot runs."""
 
-    __slots__ = ("interrupter", "task")
+    __slots__ = ("_error", "task")
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self.task = task
-        self.interrupter = Interrupter(task)
+        self._error: Exception | None = None
 
     def warn(self, unit: WorkerDelivery, error: Exception) -> None:
         if unit.runner is self:
-            self.interrupter.throw(error)
+            self._error = error
+            self.task.cancel()
+
+    def take(self) -> Exception | None:
+        """The error of `warn` behind a cancellation, or None if it has another cause."""
+        error, self._error = self._error, None
+        if error is not None:
+            self.task.uncancel()
+        return error
 
     def stop(self, unit: WorkerDelivery, error: Exception) -> None:
         if unit.runner is self:
