@@ -6,7 +6,6 @@ A test of what happens within an hour takes milliseconds.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import threading
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -22,6 +20,7 @@ import msgspec
 from laneway import units
 from laneway.admin.views import Stats
 from laneway.app import Laneway
+from laneway.awaitable import async_variant
 from laneway.engines import open_engine
 from laneway.engines.base import RESULT_TTL_HEADER, FullEngine, Settings, WorkListener
 from laneway.engines.shared.interrupt import Interrupt
@@ -99,6 +98,7 @@ class World:
         self._app = app
         self._engine = engine
         self._clock = clock
+        self.threads = app.threads
 
     @property
     def now(self) -> datetime:
@@ -188,23 +188,8 @@ class World:
             for topic in self._topics()
         )
 
-    async def arun(self, *, raising: bool = False, pool: str = "default") -> Summary:
-        """Like `run`, from a coroutine: handlers run in another thread and event loop."""
-        return await asyncio.get_running_loop().run_in_executor(
-            None, partial(self.run, raising=raising, pool=pool)
-        )
-
-    async def arun_all(
-        self,
-        *,
-        within: Duration = "7d",
-        raising: bool = False,
-        pool: str = "default",
-        schedules: bool = False,
-    ) -> Summary:
-        """Like `run_all`, from a coroutine."""
-        call = partial(self.run_all, within=within, raising=raising, pool=pool, schedules=schedules)
-        return await asyncio.get_running_loop().run_in_executor(None, call)
+    arun = async_variant(run)
+    arun_all = async_variant(run_all)
 
     def waiting(self, pattern: str = "*") -> list[Message]:
         """
