@@ -13,7 +13,6 @@ import pytest
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.engines.sql.inbox import MOST_ROWS
-from laneway.engines.sql.transaction import Transaction
 from laneway.engines.sqlite.engine import SqliteEngine
 from laneway.errors import EngineUnavailable, LanewayError
 from laneway.message import Draft
@@ -121,8 +120,8 @@ def test_a_put_inside_another_call_is_refused(
     look_at_clock = engine._look_at_clock
     refused: list[LanewayError] = []
 
-    def handler(tx: Transaction) -> None:
-        look_at_clock(tx)
+    def handler(behind: int) -> None:
+        look_at_clock(behind)
         monkeypatch.undo()
         for drafts in ([Draft("a", b"")], [Draft("a", b"", key="k")]):
             with pytest.raises(EngineUnavailable, match="inside another one of its thread") as info:

@@ -185,7 +185,7 @@ class Connection:
         """The turn after the last transaction of this connection; -1: not known."""
         self.ahead_us = 0
         """How far the server's clock is ahead of this machine's, as the last transaction saw it."""
-        self._version = version
+        self.version = version
         self._changes_queue = False
         self._asked: dict[Read, Ticket] = {}
         """What `prefetch` has asked for, and nobody has read yet."""
@@ -230,7 +230,7 @@ class Connection:
         self.ahead_us = server_us - time.time_ns() // 1000
         if turn != self.turn:
             self.turn = turn
-            self._version += 1
+            self.version += 1
         if is_whole:
             self._count_turn()
         return layout, full_us, self.pipeline.rows(lock) != [("free",)]
@@ -409,9 +409,6 @@ class Connection:
                 for n, (oid, column) in enumerate(zip(types, columns, strict=True))
             ],
         )
-
-    def version(self) -> int:
-        return self._version
 
     array = Array
     keeps_deleted = True

@@ -614,7 +614,7 @@ class Store(sql_store.Store):
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._version = connection.version()
+            self._version = connection.version
             connection.pipeline.close()
 
     def _usable(self) -> Connection:

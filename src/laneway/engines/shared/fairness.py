@@ -258,7 +258,7 @@ def carries(
     limit admits one.
     """
     total, everything = sum(shares.values()), sum(taken.values())
-    if not everything:
+    if not everything or len(shares) == 1:
         return dict(carry)
     claims = {
         tier: carry[tier]

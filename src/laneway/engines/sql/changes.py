@@ -71,16 +71,18 @@ class LaneChanges:
                 grown.append((ready, lane.bytes, lane.published, lane.lane))
             else:
                 self.dirty[lane.lane] = lane
-        self._write_dirty(tx)
-        _expect(tx, chain(self.dirty.values(), self.ended.values()))
+        if self.dirty:
+            self._write_dirty(tx)
+        if self.dirty or self.ended:
+            _expect(tx, chain(self.dirty.values(), self.ended.values()))
         ended = []
         for lane in self.ended.values():
             lane.stored_placing = lane.placing()
             ended.append((lane.leased, lane.done, lane.wake or 0, lane.lane))
-        tx.run_many("lane_grow", grown)
-        tx.run_many("lane_end", ended)
-        shrunk = self.shrunk.values()
-        tx.run_many("lane_shrink", [(lane.leased, lane.done, lane.lane) for lane in shrunk])
+        shrunk = [(lane.leased, lane.done, lane.lane) for lane in self.shrunk.values()]
+        for name, rows in ("lane_grow", grown), ("lane_end", ended), ("lane_shrink", shrunk):
+            if rows:
+                tx.run_many(name, rows)
         for each in (self.dirty, self.grown, self.shrunk, self.ended):
             each.clear()
         return watched
@@ -115,10 +117,14 @@ class LaneChanges:
                 counted.append(counts)
             lane.stored_placing, lane.stored_classes = placing, classes
         tx.run_rows("lane_insert", inserted)
-        tx.run_many("lane_delete", deleted)
-        tx.run_many("lane_write", written)
-        tx.run_many("lane_place", placed)
-        tx.run_many("lane_count", counted)
+        for name, rows in (
+            ("lane_delete", deleted),
+            ("lane_write", written),
+            ("lane_place", placed),
+            ("lane_count", counted),
+        ):
+            if rows:
+                tx.run_many(name, rows)
 
     def _watched(self, now: int) -> list[str]:
         """The lanes that changed and are watched, see `Wakeup.watch_topic`."""

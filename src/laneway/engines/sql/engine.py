@@ -231,7 +231,7 @@ class SqlQueue(Waits):
             lane_cache.is_inbox_empty = True
         if now_us is None:
             tx.min_number = self._first_number + tx.now // self._number_unit
-            self._look_at_clock(tx)
+            self._look_at_clock(tx.now - clock)
         if reads is not None:
             for read in (*reads(lane_cache), housekeeping.due(tx.shard)):
                 tx.prefetch(*read)
@@ -273,12 +273,11 @@ class SqlQueue(Waits):
             connection, self._rules, self._store.clock() if now_us is None else now_us
         )
 
-    def _look_at_clock(self, tx: Transaction) -> None:
+    def _look_at_clock(self, behind: int) -> None:
         """
         Warn if the machine's clock was set back: the store's time never goes back, so it stands
-        still until the clock has caught up.
+        still until the clock has caught up. `behind`: by how much the clock is, in microseconds.
         """
-        behind = tx.now - self._store.clock()
         if behind > CLOCK_SLACK_US and time.monotonic() - self._warned >= WARN_EVERY:
             self._warned = time.monotonic()
             log.warning(

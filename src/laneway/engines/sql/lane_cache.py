@@ -82,12 +82,11 @@ class LaneCache:
         Forget what others may have changed; call it inside the transaction. `commits`: how many
         this connection has committed.
         """
-        version = connection.version()
-        self.was_cold = version != self._version or commits != self._commits
+        self.was_cold = connection.version != self._version or commits != self._commits
         if self.was_cold:
             self.reads_lanes = self.has_been_cold = True
             self.clear()
-            self._version = version
+            self._version = connection.version
 
     def committed(self, commits: int) -> None:
         """The transaction was committed: the cache is what the store says."""

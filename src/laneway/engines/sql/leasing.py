@@ -65,7 +65,7 @@ from laneway.engines.sql.wanted import START, Only, Position
 from laneway.message import Lease
 from laneway.policy import Resolved
 
-FIRST_PAGE = 16
+FIRST_PAGE = 4
 """Fewest lanes that are read at once."""
 
 MAX_PAGE = 256
@@ -237,8 +237,8 @@ class _Candidates:
         """Whether a lane let one of another tier go before it at a gate."""
         self._plan, self._tx, self._only = plan, plan.tx, plan.only
         self._heap: list[tuple[int, int, int, Any]] = []
-        self._page = self._next_page = _page(
-            room, self._tx.lane_cache.spread if number > 0 else 0.0
+        self._page = self._next_page = (
+            _page(room, self._tx.lane_cache.spread) if number > 0 else 4 * LANES_OF_GROUP
         )
         self._seen: set[int] = set()
         self._entries = 0
@@ -281,7 +281,8 @@ class _Candidates:
         rows = self._tx.all("gate_entries_open", number, *max(after, (first, -1)), self._page)
         if number > 0 and after <= (first, -1):
             self._tx.tier_queues[number].first_gate_vt = rows[0][1] if rows else NONE
-        self._add_gates([name for name, _, _ in rows])
+        if rows:
+            self._add_gates([name for name, _, _ in rows])
         if len(rows) == self._page:
             self._mark_gates(number, rows[-1][1:])
         elif self._only is not None:

@@ -266,8 +266,9 @@ class _Intake:
         # More ready messages do not change the place of a lane that had some. (A merge may have
         # taken its last one.)
         arrived = [lane for lane in self._lanes.values() if lane.place == IDLE or not lane.ready]
-        tx.load_gates(tx.gate_keys(arrived))
-        tx.has_arrivals |= bool(arrived)
+        if arrived:
+            tx.load_gates(tx.gate_keys(arrived))
+            tx.has_arrivals = True
         for lane in arrived:
             tx.place(lane)
 

@@ -139,8 +139,8 @@ class Connection(Session, Protocol):
         another thread: nobody waits for this read, and it may fail. At most once in a transaction.
         """
 
-    def version(self) -> int:
-        """Another number once anything but this connection has written to the store."""
+    version: int
+    """Another number once anything but this connection has written to the store."""
 
     def touched(self, name: str) -> Sequence[tuple[str, bool]]:
         """The tables that a statement names, and whether it changes them."""

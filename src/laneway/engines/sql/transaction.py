@@ -198,11 +198,6 @@ class _ByTopic(dict[str, Resolved]):
         return policy
 
 
-def _undefined(name: str) -> GateState:
-    """A gate that is not defined: it admits nothing."""
-    return GateState(name, '{"concurrency": 0}', None, 0, 0, 0, None)
-
-
 def rebased(lane: Lane, policy: Resolved, now: int) -> int:
     """The lane's TAT under its policy's rate, which may have changed."""
     return fairness.rebase(lane.tat, now, policy.lane_rate, policy.lane_burst, lane.owes)
@@ -776,7 +771,8 @@ class Transaction(Statements):
         found = self._gates_in.get(key)
         if found is None:
             found = self._gates_in[key] = [
-                self.gate(name) or _undefined(name) for name in gate_names(key)
+                self.gate(name) or GateState(name, '{"concurrency": 0}', None, 0, 0, 0, None)
+                for name in gate_names(key)
             ]
         return found
 
@@ -1154,8 +1150,8 @@ class Transaction(Statements):
             self.run_many("tier_queue_write", tier_queues)
         s = self.shard
         s.now = self.now
-        if self.tallies.has_changed:
-            s.tallies = self.tallies.encode()
+        if (tallies := self.tallies).has_changed:
+            s.tallies = tallies.encode()
         self.run(
             "shard_write",
             s.seq,
@@ -1223,9 +1219,11 @@ class Transaction(Statements):
         self.shard.delivered += taken
 
     def _flush_gates(self) -> None:
-        self.reopen(list(self._dirty_gates.values()))
+        if self._dirty_gates:
+            self.reopen(list(self._dirty_gates.values()))
         self.groups.write()
-        self._write_gate_entries()
+        if self._gate_tier_queues or self._reopened_groups:
+            self._write_gate_entries()
         for gate in self._dirty_gates.values():
             if gate.has_new_grant:
                 self.run("setting_write", GRANT + gate.name, gate.granted)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,7 @@ _REPEATED_PART = 8
 """At most 1/8 of the rows, and one, repeat the last one where that saves statements."""
 
 
+@lru_cache(1_000)
 def _rows_at_once(left: int) -> int:
     """How many rows the next statement has, if so many are left: fewer, all, or a few more."""
     most = left + left // _REPEATED_PART + 1 if left > 2 else left
@@ -126,6 +127,8 @@ class Connection(sqlite3.Connection):
 
     last_read: tuple[Callable[[list[Any]], None], str, tuple[Any, ...]] | None = None
     """See `after_commit`."""
+    version = 0
+    """See `engines.sql.store.Connection`; as of the last write transaction's beginning."""
 
     def one(self, name: str, *values: Any) -> Any:
         return self.execute(SQL[name], values).fetchone()
@@ -199,9 +202,6 @@ class Connection(sqlite3.Connection):
 
     def after_commit(self, then: Callable[[list[Any]], None], name: str, *values: Any) -> None:
         self.last_read = then, name, values
-
-    def version(self) -> int:
-        return int(self.execute("PRAGMA data_version").fetchone()[0])
 
     array = staticmethod(msgspec.json.Encoder().encode)
     keeps_deleted = False

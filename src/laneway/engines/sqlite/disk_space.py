@@ -77,7 +77,8 @@ class DiskSpace:
             return
         log = pages = 0
         if self._free < NEAR:
-            log = _size(f"{self._path}-wal")
+            with contextlib.suppress(OSError):
+                log = os.stat(f"{self._path}-wal").st_size
             with contextlib.suppress(sqlite3.Error):  # the transaction says so
                 (pages,) = connection.execute("PRAGMA freelist_count").fetchone()
         self._reserve = min(max(RESERVE, LOG_PARTS * log), total // DISK_DIVISOR)
@@ -88,13 +89,6 @@ def disk_of(path: str) -> tuple[int, int]:
     """How many bytes are free on a file's disk, and how large it is. Raises OSError."""
     disk = os.statvfs(os.path.dirname(path))
     return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _bytes_for(drafts: Sequence[Draft]) -> int:

@@ -257,7 +257,10 @@ class Store(sql_store.Store):
             connection.last_read = None
             self._retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:
-                self._check_layout(connection)
+                (version,) = connection.execute("PRAGMA data_version").fetchone()
+                if version != connection.version:  # another connection has written
+                    self._check_layout(connection)
+                    connection.version = version
                 yield connection
             except BaseException as error:
                 self._roll_back(connection)
@@ -311,7 +314,7 @@ class Store(sql_store.Store):
     def refuse_without_room(self, drafts: Sequence[Draft]) -> None:
         if self._disk is not None:
             with self.lock:
-                self._disk.check(drafts, self._prepared(durable=False))
+                self._disk.check(drafts, self.connection)
 
     def run_durably(self, name: str, *values: Any) -> list[Any]:
         self.refuse_nested()  # it would be a part of the transaction around it
