@@ -10,7 +10,7 @@ import click
 from msgspec.structs import replace
 
 from laneway import Laneway
-from laneway.admin.policies import copy_programs, every_policy, set_policies
+from laneway.admin.policies import batches, copy_programs, every_policy, set_policies
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
 from laneway.cluster.term_store import copy_terms
 from laneway.engines.base import ExportedMessage, FullEngine, LogEntry, RecordKind, Records
@@ -127,20 +127,14 @@ def move(
         f" {counted(counts['elections'], 'election')}, {counted(counts['tokens'], 'token')},"
         f" {counted(counts['endpoints'], 'endpoint')}"
     )
-    page: list[tuple[str, str, int | None]] = []
-    for known in old.finished_ids():
-        page.append(known)
-        counts["finished ids"] += 1
-        if len(page) == PAGE:
-            new.import_finished(page)
-            page = []
-    if page:
+    for page in batches(old.finished_ids()):
         new.import_finished(page)
+        counts["finished ids"] += len(page)
     tell(counted(counts["finished ids"], "finished id"))
     _move_messages(old, new, counts, tell, wait=wait)
-    batches = list(old.spool_batches())
-    new.import_spool_batches(batches)
-    counts["spools"] = len({each.spool for each in batches})
+    forwarded = list(old.spool_batches())
+    new.import_spool_batches(forwarded)
+    counts["spools"] = len({each.spool for each in forwarded})
     tell(f"{counted(counts['spools'], 'spool')}: what was forwarded last is known")
     return counts
 

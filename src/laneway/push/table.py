@@ -12,6 +12,7 @@ import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, cast, get_args
 
 import msgspec
@@ -511,7 +512,11 @@ def set_many(
     Set many endpoints, in batches; yields each topic with its secret if that is new. `is_trusted`:
     see `changed`. Raises UsageError, which names the topic; the batches before are set then.
     """
-    for batch in _batches(changes):
+    stream = iter(changes)
+    while page := list(islice(stream, PAGE)):
+        batch: dict[str, Mapping[str, Any]] = {}
+        for topic, fields in page:
+            batch[topic] = {**batch.get(topic, {}), **fields}
         while batch:
             names = list(batch)
             stored = engine.record_read(KIND, names)
@@ -535,19 +540,6 @@ def set_many(
                 if is_set:
                     del batch[name]
                     yield name, new_secrets[name]
-
-
-def _batches(
-    changes: Iterable[tuple[str, Mapping[str, Any]]],
-) -> Iterator[dict[str, Mapping[str, Any]]]:
-    batch: dict[str, Mapping[str, Any]] = {}
-    for topic, fields in changes:
-        batch[topic] = {**batch.get(topic, {}), **fields}
-        if len(batch) == PAGE:
-            yield batch
-            batch = {}
-    if batch:
-        yield batch
 
 
 # States. All but "healthy" have an index: a record without content, "disabled push.acme".

@@ -148,15 +148,14 @@ class Supervisor:
         return total
 
     def _look(self) -> None:
-        answering = [worker.answers for worker in self._workers if worker.answers is not None]
+        processes = [worker.process for worker in self._workers if worker.process is not None]
+        answering = [each.pipe for each in processes if not each.pipe.closed]
         pauses = [
             worker.restart_at - time.monotonic()
             for worker in self._workers
             if worker.is_wanted and worker.process is None
         ]
-        ending = any(
-            worker.process is not None and worker.answers is None for worker in self._workers
-        )
+        ending = len(answering) < len(processes)
         seconds = max(0.0, min([*pauses, child_processes.WAIT_SECONDS if ending else LOOK_SECONDS]))
         if answering:
             multiprocessing.connection.wait(answering, timeout=seconds)
@@ -186,8 +185,6 @@ class _SupervisedWorker:
         self.is_wanted = True
         self.restart_at = 0.0
         self.process: child_processes.Process | None = None
-        self.answers: Connection | None = None
-        """The pipe on which it sends its summary; None once that is closed."""
         self.summary = Summary()
         self._target = target
         port = (
@@ -213,8 +210,6 @@ class _SupervisedWorker:
             )
         except OSError as error:
             self._start_later(f"cannot be started ({error})")
-        else:
-            self.answers = self.process.pipe
 
     def signal(self, *, kill: bool) -> None:
         if self.process is not None:
@@ -222,7 +217,7 @@ class _SupervisedWorker:
 
     def end(self, code: int, *, is_stopping: bool) -> None:
         """Its process has ended with an exit code: give it up, or decide when to restart it."""
-        while self.answers is not None:
+        while self.process is not None and not self.process.pipe.closed:
             self.collect()
         self.process = None
         if code == EXIT_USAGE:
@@ -247,22 +242,18 @@ class _SupervisedWorker:
         self._pause = min(self._pause * 2, MAX_RESTART_SECONDS)
 
     def collect(self) -> None:
-        """Add the summary that it has sent, if any."""
-        if self.answers is None:
+        """Add the summary that it has sent on its pipe, if any."""
+        if self.process is None or self.process.pipe.closed:
             return
+        answers = self.process.pipe
         try:
-            if (
-                self.process is not None
-                and not self.answers.poll()
-                and self.process.exit_code() is None
-            ):
+            if not answers.poll() and self.process.exit_code() is None:
                 return
-            summary: Summary | None = self.answers.recv() if self.answers.poll() else None
+            summary: Summary | None = answers.recv() if answers.poll() else None
         except (EOFError, OSError):
             summary = None
         if summary is None:
-            self.answers.close()
-            self.answers = None
+            answers.close()
             return
         self.summary.add(summary)
 

@@ -19,7 +19,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Literal
 
 from laneway.cli.development.program_process import Failed, Found, NewFiles
@@ -58,47 +57,31 @@ HEALTHY_SECONDS = 30.0
 Request = Literal["reload", "stop", "stop now", "hold", "show"]
 
 
-class _Process:
+class _Process(SpawnedProcess):
     """One process of the program."""
 
     def __init__(self, target: str, options: Options, style: LogStyle) -> None:
         self.started = time.monotonic()
         self.found: Found | None = None
         self.kill_at: float | None = None
-        self._process = SpawnedProcess(
-            "laneway.cli.development.program_process:run", (target, options, style)
-        )
-        self.pipe: Connection | None = self._process.pipe
-        self.pid = self._process.pid
+        super().__init__("laneway.cli.development.program_process:run", (target, options, style))
 
     def messages(self) -> list[Any]:
         found: list[Any] = []
         try:
-            while self.pipe is not None and self.pipe.poll():
+            while self.pipe.poll():
                 found.append(self.pipe.recv())
-        except (EOFError, OSError):
-            self.close()
+        except (EOFError, OSError):  # it is closed, too
+            self.pipe.close()
         return found
 
     def send(self, message: str) -> None:
-        if self.pipe is not None:
-            with contextlib.suppress(OSError):
-                self.pipe.send(message)
+        with contextlib.suppress(OSError):
+            self.pipe.send(message)
 
     def stop(self, kill_after: float) -> None:
         self.kill_at = time.monotonic() + kill_after
-        self._process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
-
-    def exit_code(self) -> int | None:
-        return self._process.exit_code()
-
-    def close(self) -> None:
-        if self.pipe is not None:
-            self.pipe.close()
-            self.pipe = None
+        self.send_signal(signal.SIGTERM)
 
 
 class Program(threading.Thread):
@@ -153,8 +136,8 @@ class Program(threading.Thread):
     def run(self) -> None:
         """Run until `request("stop")`, and then until all processes have ended."""
         while self._stopped_at is None or self._processes():
-            waiting = [each.pipe for each in self._processes() if each.pipe is not None]
-            is_ending = any(each.pipe is None for each in self._processes()) or self._retiring
+            waiting = [each.pipe for each in self._processes() if not each.pipe.closed]
+            is_ending = any(each.pipe.closed for each in self._processes()) or self._retiring
             multiprocessing.connection.wait(
                 [self._receive, *waiting],
                 END_LOOK_SECONDS if is_ending or self._stopped_at else LOOK_SECONDS,
@@ -275,13 +258,13 @@ class Program(threading.Thread):
         now = time.monotonic()
         for process in self._processes():
             if process.kill_at is not None and now >= process.kill_at:
-                process.kill()
+                process.send_signal(signal.SIGKILL)
             code = process.exit_code()
             if code is None:
                 continue
             for message in process.messages():
                 self._take(process, message)
-            process.close()
+            process.pipe.close()
             if process in self._retiring:
                 self._retiring.remove(process)
             elif self._stopped_at is None and process in (self._next, self._current):
