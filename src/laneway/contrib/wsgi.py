@@ -35,7 +35,8 @@ class LoopThread:
     def begin(self, application: Application, scope: Scope, body: bytes) -> Exchange:
         """Begin a request; returns when its answer has begun."""
         exchange = Exchange(self.loop, body)
-        exchange.start(application, scope)
+        begun = exchange.begin(application, scope)
+        asyncio.run_coroutine_threadsafe(begun, self.loop).result()
         return exchange
 
 
@@ -50,12 +51,8 @@ class Exchange:
         self._parts: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_WAITING)
         self._gone = asyncio.Event()
 
-    def start(self, application: Application, scope: Scope) -> None:
+    async def begin(self, application: Application, scope: Scope) -> None:
         """Run the application until its answer begins. Raises what it raises before."""
-        begun = asyncio.run_coroutine_threadsafe(self._begin(application, scope), self._loop)
-        begun.result()
-
-    async def _begin(self, application: Application, scope: Scope) -> None:
         self._begun: asyncio.Future[None] = self._loop.create_future()
         self._task = self._loop.create_task(self._run(application, scope))
         await self._begun

@@ -16,15 +16,10 @@ from laneway import arguments, config
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable, LanewayError
 from laneway.message import Draft, Outcome, Receipt
 from laneway.producing import send_queue
+from laneway.producing.bulk import BATCH, BATCH_BYTES
 from laneway.producing.reports import UnsentReports, logger
 from laneway.producing.send_queue import OnProducerFull, SendQueue
 from laneway.units import Duration
-
-BATCH = 1_000
-"""How many messages are sent with one call of the engine."""
-
-BATCH_BYTES = 8_000_000
-"""How many bytes of bodies one call of the engine has at most, unless one message is larger."""
 
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 2.0
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
@@ -148,6 +148,18 @@ def _batches(
         if not drafts:
             return
         yield drafts
+
+
+async def batches_of(messages: AsyncIterable[Message]) -> AsyncIterator[list[Message]]:
+    """An async stream in batches of at most BATCH messages."""
+    batch: list[Message] = []
+    async for message in messages:
+        batch.append(message)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def wait_for_room(

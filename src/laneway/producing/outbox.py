@@ -17,9 +17,9 @@ from laneway import codec
 from laneway.engines.shared.refusals import delay_outlasts_ttl
 from laneway.errors import BadMessage
 from laneway.message import Draft, Message, Receipt
+from laneway.producing.bulk import BATCH, batches_of
 from laneway.producing.connections import Connected
 from laneway.producing.middleware import Middlewares
-from laneway.producing.publish_options import BATCH, batches_of
 from laneway.producing.spool_file import packed_options
 
 Statement = tuple[str, list[Any]]

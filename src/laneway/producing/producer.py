@@ -16,9 +16,8 @@ from laneway.engine_holder import EngineHolder
 from laneway.errors import BacklogFull, BadMessage, ProducerFull, UsageError
 from laneway.message import Draft, Message, Receipt
 from laneway.producing.buffer import MessageBuffer
-from laneway.producing.bulk import BATCH, put_all, wait_for_room
+from laneway.producing.bulk import BATCH, batches_of, put_all, wait_for_room
 from laneway.producing.middleware import Middlewares
-from laneway.producing.publish_options import batches_of
 from laneway.producing.publisher import Publisher
 from laneway.producing.refused import Refusals
 from laneway.producing.send_queue import SendQueue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
 from datetime import datetime
 from typing import Any, TypedDict
 
@@ -25,9 +24,6 @@ class PublishOptions(TypedDict, total=False):
     cost: int
 
 
-BATCH = 1_000
-"""How many messages of an async stream are published with one call of the engine."""
-
 KNOWN = frozenset(PublishOptions.__annotations__)
 
 
@@ -40,15 +36,3 @@ def message_from(call: str, topic: str, body: Any, options: PublishOptions) -> M
     if options and not KNOWN.issuperset(options):
         config.refuse_unknown(call, options.keys() - KNOWN, {*KNOWN, "connection", "timeout"})
     return Message(topic, body, **options)
-
-
-async def batches_of(messages: AsyncIterable[Message]) -> AsyncIterator[list[Message]]:
-    """An async stream in batches of at most BATCH messages."""
-    batch: list[Message] = []
-    async for message in messages:
-        batch.append(message)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

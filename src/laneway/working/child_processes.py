@@ -258,10 +258,6 @@ class ForkServer:
         self._socket.close()
         _serve_copies(theirs, parent)
 
-    def start(self, entry: str, args: tuple[Any, ...]) -> Process:
-        """Start a copy that calls `entry`. Raises OSError."""
-        return _ServedProcess(self, entry, args)
-
     def copy(self, fd: int) -> int:
         """Start a copy that has this end of a pipe; returns its id. Raises OSError."""
         with self._lock:
@@ -303,8 +299,11 @@ _RUNS, _REFUSED = 1_000_000, 1_000_001
 """Answers of the fork server that no exit code and no process id equals."""
 
 
-class _ServedProcess(Process):
-    """A copy of the fork server. Its id is not reused before its exit code is collected."""
+class ServedProcess(Process):
+    """
+    A copy of the fork server that calls `entry`. Its id is not reused before its exit code is
+    collected.
+    """
 
     def __init__(self, server: ForkServer, entry: str, args: tuple[Any, ...]) -> None:
         self._server = server

@@ -188,7 +188,7 @@ class _Child:
         try:
             is_copy = fork_server is not None and address.startswith(f"{child_processes.MAIN}:")
             self._process: Process = (
-                fork_server.start(entry, args)
+                child_processes.ServedProcess(fork_server, entry, args)
                 if fork_server is not None and is_copy
                 else child_processes.SpawnedProcess(entry, args)
             )
