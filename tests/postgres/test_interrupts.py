@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from laneway.engines.base import FullEngine
-from laneway.engines.postgres import flusher, store_lock
+from laneway.engines.postgres import flusher, pipeline, store_lock
 from laneway.engines.postgres.store_lock import StoreLock
 from laneway.errors import EngineUnavailable
 from laneway.testing.postgres_server import PostgresServer
@@ -90,6 +90,52 @@ def test_an_interrupt_before_a_commit(server: PostgresServer, opened: Opened) ->
     with contextlib.suppress(KeyboardInterrupt), interrupted_behind("acquire"):
         flushes.prepare()
     assert not flushes._lock.locked()
+
+
+CALLS: list[Callable[[FullEngine], object]] = [
+    lambda engine: engine.put(some(1, start=10)),
+    lambda engine: engine.put(some(2, start=10)),
+    lambda engine: engine.lease(1),
+    lambda engine: engine.overview(),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=["one", "two", "lease", "read"])
+@pytest.mark.parametrize("around", CALLS[:2], ids=["one", "two"])
+def test_a_call_in_a_signal_handler_is_refused(
+    server: PostgresServer,
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[FullEngine], object],
+    around: Callable[[FullEngine], object],
+) -> None:
+    """Whatever the call around it waits for, which is as if nothing had happened."""
+    engine = opened(server.url)
+    engine.put(some(2))
+    wait, refusals, is_inside = pipeline.Pipeline._next, list[EngineUnavailable](), False
+
+    def handle(*_: object) -> None:
+        nonlocal is_inside
+        if not is_inside:
+            is_inside = True
+            with pytest.raises(EngineUnavailable, match="began inside another one") as caught:
+                call(engine)
+            refusals.append(caught.value)
+            is_inside = False
+
+    def interrupt(*arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return wait(*arguments, **options)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(pipeline.Pipeline, "_next", interrupt)
+            around(engine)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert {each.applied for each in refusals} == {False}
+    assert len(set(drain(engine))) == engine.overview().done > 2
 
 
 def test_a_signal_handler_closes_the_engine(

@@ -60,7 +60,7 @@ _CURES: tuple[tuple[type[errors.Error], str], ...] = (
     ),
     (
         errors.UndefinedTable,
-        "a table is missing: was the schema dropped? Open the engine again to create it",
+        "a table is missing; was the schema dropped, or the right to use it revoked? Open it again",
     ),
 )
 

@@ -413,6 +413,17 @@ class Store(sql_store.Store):
     # Transactions
 
     @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A block that uses the connection. Raises EngineUnavailable inside another one."""
+        with self.lock:
+            self.refuse_nested()
+            self._in_transaction = True
+            try:
+                yield
+            finally:
+                self._in_transaction = False
+
+    @contextmanager
     def writing(
         self,
         *,
@@ -423,8 +434,7 @@ class Store(sql_store.Store):
         is_whole: bool = False,
     ) -> Iterator[Connection]:
         """`is_whole`: `reads` are all that it does, so its commit is sent with them."""
-        with self.lock:
-            self.refuse_nested()
+        with self._alone():
             connection = self._begin(
                 reads, changes_queue=changes_queue, durable=durable, is_whole=is_whole
             )
@@ -466,7 +476,8 @@ class Store(sql_store.Store):
         while not passed_on.is_answered.wait(UNREAD_SECONDS):
             if self.lock.acquire(blocking=False):
                 try:
-                    self._read_answer()
+                    with self._alone():
+                        self._read_answer()
                     if not passed_on.is_answered.is_set():
                         self._fail(passed_on, _INTERRUPTED)
                 finally:
@@ -510,6 +521,7 @@ class Store(sql_store.Store):
         connection = self._usable()
         began, was_lost, moves = time.monotonic(), False, 0
         while True:
+            self._in_transaction = True  # not after an attempt that was rolled back
             try:
                 self._prepare(connection, durable=durable)
                 begin = (_BEGIN, *self._before[durable], self._lock_text)
@@ -543,7 +555,6 @@ class Store(sql_store.Store):
                 raise
             self._note_wait(time.monotonic() - began, had_to_wait=had_to_wait)
             self._ahead_us = connection.ahead_us
-            self._in_transaction = True
             return connection
 
     def _note_wait(self, took: float, *, had_to_wait: bool) -> None:
@@ -575,7 +586,6 @@ class Store(sql_store.Store):
         self, connection: Connection, *, changes_queue: bool, is_whole: bool
     ) -> _Commit:
         """`is_whole`: it was sent with the beginning."""
-        self._in_transaction = False
         try:
             wait = connection.finish if is_whole else connection.commit()
             self.commits += changes_queue
@@ -635,13 +645,8 @@ class Store(sql_store.Store):
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        with self.lock:
-            if self._in_transaction:
-                assert self._connection is not None
-                yield self._connection
-                return
+        with self._alone():
             connection = self._begin_reading()
-            self._in_transaction = True
             try:
                 yield connection
                 connection.end_reading()
@@ -650,8 +655,6 @@ class Store(sql_store.Store):
                 if isinstance(error, psycopg.Error):
                     raise self.explain(error) from error
                 raise
-            finally:
-                self._in_transaction = False
 
     def _begin_reading(self) -> Connection:
         moves = 0

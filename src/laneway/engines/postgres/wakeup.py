@@ -524,6 +524,8 @@ class _Presence:
         self.lock = threading.RLock()
         """For the connection, and for what follows from it."""
         self._connection: psycopg.Connection[Any] | None = None
+        self._is_running = False
+        """Whether the thread that has the lock waits for an answer."""
         self._is_locked = False
         """Whether the connection has the lock that proves that it lives."""
         self._texts: deque[str] = deque()
@@ -569,6 +571,15 @@ class _Presence:
             return [kind for kind, _ in self._run(_NOTIFY, values)]
 
     def _run(self, statement: str, values: Sequence[object]) -> list[Any]:
+        if self._is_running:  # this call is in a signal handler: who waits looks
+            return []
+        self._is_running = True
+        try:
+            return self._rows(statement, values)
+        finally:
+            self._is_running = False
+
+    def _rows(self, statement: str, values: Sequence[object]) -> list[Any]:
         while (connection := self._usable()) is not None:
             try:
                 cursor = connection.execute(self._text(statement), values)
