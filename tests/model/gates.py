@@ -376,7 +376,7 @@ class Gates:
             gate, taken = self.gates[name], len(costs)
             gate.leased += taken
             gate.claimed = max(gate.claimed - 1, 0)
-            if gate.holder == lane.number and max(costs) >= gate.need:
+            if gate.holder == lane.number:
                 gate.holder = gate.need = gate.held_until = 0
             if gate.limits.rate is not None:
                 gate.tat = fairness.take_permits(gate.tat, self.now, gate.limits.rate, sum(costs))

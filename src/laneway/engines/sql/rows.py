@@ -681,8 +681,7 @@ class GateState(msgspec.Struct, gc=False):
         self.tat = gates.take(self.limits, self.tat, permits, now, self.owes)
         if self.limits.rate is not None:
             self.owes = largest if largest > 1 else 0
-        if self.holder == lane and largest >= self.need:
-            self.end_hold(lane)
+        self.end_hold(lane)
         if self.whole.least is not None:
             self.flow = self.flow or Flow(changed=now)
             adaptive.delivered(self.flow, self.leased, self.limits.concurrency or 0)

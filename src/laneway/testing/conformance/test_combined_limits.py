@@ -299,6 +299,26 @@ def test_costs_at_two_rates(driver: EngineDriver) -> None:
     check_counts(driver, {"a": 33, "b": 23, "ab": 23})
 
 
+def test_a_message_that_a_gate_is_held_for_costs_less(driver: EngineDriver) -> None:
+    """
+    A gate kept permits for an expensive message, and has a concurrency instead of its rate when the
+    topic delivers: that ends the hold, and others have their turns.
+    """
+    in_one_shard(driver, "no shard has the burst of the gate")
+    a_gate(driver, "A", rate=1, burst=5)
+    driver.policy("b", gate="A")
+    driver.put("b", *map(str, range(300)), headers={COST: "5"})
+    assert len(driver.lease(1)) == 1
+    driver.later(1)
+    assert driver.lease(1) == []
+    driver.policy("a", gate="A")
+    driver.put("a", *map(str, range(300)))
+    driver.later(1)
+    assert driver.lease(1) == []  # what comes is kept for `b`
+    a_gate(driver, "A", concurrency=2)  # the first lease keeps one slot
+    check_counts(driver, {"a": 100, "b": 100})
+
+
 def test_costs_at_a_rate_and_a_concurrency(driver: EngineDriver) -> None:
     """What an expensive message needs at the rate is kept while its topic waits for the slot."""
     in_one_shard(driver, "no shard has the burst of each gate")

@@ -423,7 +423,7 @@ local gates = part(function(gates)
         if gate.grant and gate.grant[10] then
             gate.grant[10] = max(0, gate.grant[10] - taken)
         end
-        if gate.holder == lane.number and largest >= gate.need then
+        if gate.holder == lane.number then
             gates.end_hold(gate)
         end
         if gate.rate then
