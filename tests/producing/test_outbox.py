@@ -21,6 +21,7 @@ from sqlalchemy.ext import asyncio as sqlalchemy_asyncio
 
 from laneway import (
     BadMessage,
+    EngineUnavailable,
     Laneway,
     LanewayError,
     Message,
@@ -447,6 +448,31 @@ def test_forwarded(app: Laneway, database: Database) -> None:
     assert [each.body for each in app.lease(999, topics=["b"])] == list(range(700))
     assert app.topic("a").stats().delayed == 1
     assert database.topics() == []
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_in_another_encoding(app: Laneway, encoding: str) -> None:
+    """Its text is converted by the server, if it knows how."""
+    name = f"outbox_{encoding}_{threading.get_ident()}"
+    with psycopg.connect(server().url, autocommit=True) as admin:
+        admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        admin.execute(f"CREATE DATABASE \"{name}\" ENCODING '{encoding}' TEMPLATE template0")
+    database = Database(server().url_of(name))
+    with closing(database.connect()) as connection:
+        app.publish("é", "ü€", key="ö", connection=connection)
+        connection.commit()
+    forward(app, database)
+    (first,) = app.lease(9)
+    assert (first.topic, first.body, first.message.key) == ("é", "ü€", "ö")
+    database.source.close()
+
+
+def test_a_database_that_is_away() -> None:
+    """The error is one line, whatever libpq writes."""
+    source = OutboxSource("postgresql://postgres@127.0.0.1:9/shop", "default")
+    with pytest.raises(EngineUnavailable, match="the database cannot be used") as caught:
+        source.status()
+    assert "\n" not in str(caught.value)
 
 
 def test_a_slow_transaction_is_not_skipped(app: Laneway, postgres: Database) -> None:

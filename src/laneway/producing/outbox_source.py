@@ -281,7 +281,8 @@ class OutboxSource:
         except Exception as error:
             self.close()
             raise EngineUnavailable(
-                f"{self.name}: the database cannot be used ({storable.of(error, 300).strip()})"
+                f"{self.name}: the database cannot be used"
+                f" ({' '.join(storable.of(error, 300).split())})"
             ) from error
 
     def _sql(self, texts: dict[str, str]) -> str:
@@ -337,6 +338,7 @@ def _opener(url: str) -> Callable[[], Any]:
                 server,
                 autocommit=True,
                 prepare_threshold=None,  # poolers
+                client_encoding="UTF8",  # that of a database or a role may be SQL_ASCII
                 connect_timeout=10,
                 application_name="laneway outbox",
             )
