@@ -17,7 +17,7 @@ from tests.cli.conftest import Command
 from tests.cli.every import calls
 from tests.cli.pty_support import InTerminal
 
-HOSTILE = "\x1b]0;owned\x07[bold]\x9b2J\u202egnp\u2066\u2028x\x7f\x85\r\ny"
+HOSTILE = "\x1b]0;owned\x07[bold]\x9b2J\u202egnp\u2066\u2028x\x7f\x85\r\n~"
 """Sets the title, clears the screen, turns the writing around, begins a line of its own."""
 
 OURS = re.compile(r"\x1b\[[0-9;]*m|\r\n|\r(?=[wd]1?\\x1b)")
@@ -120,10 +120,10 @@ def test_no_command_sends_what_strangers_wrote(
         terminal.read_until("the end", 100)
         terminal.end()
     shown = OURS.sub("\n", terminal.output)
-    assert "\\x1b]0;owned\\x07[bold]\\x9b2J\\u202egnp\\u2066\\u2028x\\x7f\\x85\\x0d\\x0ay" in shown
+    assert "\\x1b]0;owned\\x07[bold]\\x9b2J\\u202egnp\\u2066\\u2028x\\x7f\\x85\\x0d\\x0a~" in shown
     for line in shown.split("\n"):
         assert not BAD.search(line), line
-        assert not line.startswith("y"), "a line of its own"
+        assert not line.startswith("~"), "a line of its own"
 
 
 def test_the_live_view_does_not_either(hostile: tuple[str, str]) -> None:
