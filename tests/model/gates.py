@@ -346,7 +346,7 @@ class Gates:
             entry = self._entry(first, name)
             entry.turns[name] = self._entry(lane, name).turns[name] + 1
             return False
-        for_us = self._interval(gate) // HOLD_PART
+        for_us = max(self._interval(gate), gate.mean) // HOLD_PART
         if self._keeps_up(gate, 1):
             for_us = HOLD_US
         if for_us:

@@ -174,7 +174,8 @@ class GateLines:
             other.miss_turn(first, lane)
             return False
         keeps_up = gates.keeps_up(gate.limits, 1, gate.owes)
-        for_us = gates.HOLD_US if keeps_up else gate.interval() // gates.HOLD_PART
+        most = max(gate.interval(), gate.mean)  # of several slots others use the rest meanwhile
+        for_us = gates.HOLD_US if keeps_up else most // gates.HOLD_PART
         if for_us:
             gate.hold(tx.now, first.lane, gate_order.entry_turn(tx, first, gate), 1, for_us)
             tx.pools_to_notify.add(tx.tier_queues[other.tier_queue].pool)

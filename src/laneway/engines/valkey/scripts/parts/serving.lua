@@ -811,7 +811,7 @@ local serving = part(function(serving)
             return false
         end
         local for_us = gates.keeps_up(gate, 1) and HELD_FOR
-            or floor(gates.interval(gate, 1) / HOLD_PART)
+            or floor(max(gates.interval(gate, 1), gate.mean) / HOLD_PART)
         if for_us > 0 then
             gates.hold(gate, first, turns.of_entry(first, gate), 1, for_us)
             pools_to_notify[tier_queues[first.tier_queue].pool] = true
