@@ -353,8 +353,7 @@ class SqlEngine(SqlQueue, Reads, PolicyChanges):
 
     def _policy_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
         with self.view() as tx:
-            own = own_rows(policies.page(tx, "", 1 << 60))
-            return [*tx.rules.policy_table.stored_rows(), *own]
+            return [*tx.rules.policy_table.stored_rows(), *own_rows(policies.page(tx, "", 1 << 60))]
 
 
 def _swap(connection: Connection, name: str, before: bytes | None, after: bytes | None) -> bool:

@@ -125,20 +125,20 @@ class Reads(ABC):
             return view.overview()
 
     def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
+        policies = self._policy_rows()
         with self._view(now_us) as view:
             parts = [views.all_messages(tx) for tx in view.transactions]
             found = sorted((each for part in parts for each in part), key=lambda each: each.seq)
             lanes = (lane for tx in view.transactions for lane in views.all_lanes(tx))
-            names = {each.topic for each in found}
-            names |= {lane.topic for lane in lanes if lane.topic is not None}
-            topics = sorted(names)
+            names = {lane.topic for lane in lanes if lane.topic is not None}
+            topics = sorted(names.union(each.topic for each in found))
             return shared.snapshot(
                 view.now,
                 totals=view.overview(),
                 topics=dict(zip(topics, view.many_stats(topics), strict=True)),
                 messages=found,
                 gates=view.gates(),
-                policies=self._policy_rows(),
+                policies=policies,
             )
 
 
