@@ -19,7 +19,7 @@ from laneway.engines.base import FullEngine, LogEntry
 from laneway.engines.postgres.address import schema_of
 from laneway.engines.postgres.pipeline import Pipeline, Ticket
 from laneway.engines.postgres.statements import LAYOUT
-from laneway.errors import EngineUnavailable, SchemaMismatch
+from laneway.errors import EngineUnavailable, SchemaMismatch, UsageError
 from laneway.message import Draft, Settlement
 from laneway.testing.postgres_server import PostgresServer
 from tests.postgres.conftest import drain, some, store_of
@@ -56,6 +56,14 @@ def test_a_wrong_password(server: PostgresServer, opened: Opened) -> None:
     finally:
         file.write_text(before)
         server.execute("SELECT pg_reload_conf()")
+
+
+@pytest.mark.parametrize("password", ["a@secret", "a/secret", "a?secret", "a#secret", "a%secret"])
+def test_a_password_that_is_not_escaped(opened: Opened, password: str) -> None:
+    """Libpq would take a part of it for the host, and repeat that in its errors."""
+    with pytest.raises(UsageError, match=r"write / \? # @ % of a password as %2F") as caught:
+        opened(f"postgresql://me:{password}@127.0.0.1:9/postgres")
+    assert "secret" not in str(caught.value)
 
 
 def test_a_missing_database_or_user(server: PostgresServer, opened: Opened) -> None:

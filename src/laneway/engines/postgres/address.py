@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from laneway import headers as control
+from laneway.engines.shared.urls import ENCODE, split
 from laneway.errors import UsageError
 from laneway.printable import redacted
 
@@ -63,7 +64,11 @@ def parse(url: str) -> Address:
     Take a URL apart: `postgresql://user@host/database?shards=4`. Options other than `shards`,
     `pooler` and `listen` are libpq's. Raises UsageError.
     """
-    parts = urlsplit(url)
+    parts = split(redacted(url), url)
+    if _ENDS_A_PASSWORD.search(parts.netloc):  # libpq would repeat what is behind it
+        raise UsageError(
+            f"engine URL {redacted(url)!r}: its user or password cannot be read; {ENCODE}"
+        )
     if not parts.path.strip("/") and "dbname=" not in parts.query:
         raise UsageError(
             f"engine URL {redacted(url)!r}: the database is missing; write"
@@ -101,6 +106,7 @@ def _joined(netloc: str, path: str, query: str) -> str:
     return f"postgresql://{netloc}{path}{'?' * bool(query)}{query}"
 
 
+_ENDS_A_PASSWORD = re.compile(r"@.*@|%(?![0-9A-Fa-f]{2})")
 _PLACE = re.compile(r"[^/@?#\s]+(/[^/@?#\s]+)?")
 _HOSTS = ("host", "hostaddr", "port")
 _OWN_OPTIONS = ("shards", "pooler", "listen")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
 from laneway.engines.own import VALKEY_SCHEMES
+from laneway.engines.shared.urls import ENCODE, split
 from laneway.errors import UsageError
 from laneway.printable import meant, meant_or_known, redacted
 
 PORT, SENTINEL_PORT = 6379, 26379
 MOST_SHARDS = 1024
-ENCODE = "write / ? # @ of a password as %2F %3F %23 %40"
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ def parse(url: str) -> Address:
         hint = meant(scheme, VALKEY_SCHEMES)
         raise UsageError(f'engine URL {safe!r}: there is no scheme "{scheme}"{hint}')
     kind = scheme.partition("+")[2] or ("unix" if scheme == "unix" else "one")
-    parts = _split(safe, rest)
+    parts = split(safe, f"x://{rest}")
     credentials, _, hosts = parts.netloc.rpartition("@")
     username, _, password = credentials.partition(":")
     settings: dict[str, object] = {
@@ -134,23 +134,6 @@ def parse(url: str) -> Address:
             f"engine URL {safe!r}: a cluster has only database 0; use a separate namespace instead"
         )
     return Address(kind, found, **settings)  # type: ignore[arg-type]
-
-
-def _split(safe: str, rest: str) -> SplitResult:
-    """
-    The parts behind the scheme. Errors do not repeat what cannot be read: it may be a piece of a
-    password.
-    """
-    try:
-        parts = urlsplit(f"x://{rest}")
-        names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
-    except ValueError:
-        raise UsageError(
-            f"engine URL {safe!r}: its host or its options cannot be read; {ENCODE}"
-        ) from None
-    if ("@" in parts.path and parts.netloc) or parts.fragment or any("@" in name for name in names):
-        raise UsageError(f"engine URL {safe!r}: an @ follows the host; {ENCODE}")
-    return parts
 
 
 def _options(safe: str, query: str) -> dict[str, object]:
