@@ -288,7 +288,7 @@ class FlowHandler(Handler):
     in the same step.
 
     `what`: what the body is, for the reason of a dead letter whose body cannot be read. `signals`:
-    answers them; raises ValueError or RecursionError for a wrong body.
+    answers them; raises MsgspecError or RecursionError for a wrong body.
     """
 
     adding_headers: frozenset[str] | None = None
@@ -312,7 +312,7 @@ class FlowHandler(Handler):
         del returned, error
         try:
             return self.signals(lease)
-        except (ValueError, RecursionError) as fault:
+        except (msgspec.MsgspecError, RecursionError) as fault:
             settlement.action, settlement.reason = "dead", f"the body is not a {self.what}: {fault}"
             return []
 
