@@ -5,12 +5,12 @@ close the engine.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
-import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -26,27 +26,17 @@ Opened = Callable[..., FullEngine]
 
 
 @contextlib.contextmanager
-def interrupted_behind(function: str) -> Iterator[None]:
-    """
-    Raises KeyboardInterrupt when this C function returns, or this function of the lock begins, as a
-    signal may.
-    """
+def interrupted() -> Iterator[None]:
+    """The interrupt comes when a lock was just taken."""
+    acquire = store_lock._acquire
 
-    def profile(frame: FrameType, event: str, of: Any) -> None:
-        code = frame.f_code
-        begins = event == "call" and (code.co_name, code.co_filename) == (
-            function,
-            store_lock.__file__,
-        )
-        if begins or (event == "c_return" and of.__name__ == function):
-            sys.setprofile(None)
-            raise KeyboardInterrupt
+    def taken(*args: Any, **options: Any) -> None:
+        acquire(*args, **options)
+        raise KeyboardInterrupt
 
-    sys.setprofile(profile)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_lock, "_acquire", taken)
         yield
-    finally:
-        sys.setprofile(None)
 
 
 def _is_free(lock: StoreLock) -> bool:
@@ -58,17 +48,14 @@ def _is_free(lock: StoreLock) -> bool:
 def test_an_interrupted_thread_does_not_keep_the_lock() -> None:
     """It may have it already when the interrupt comes."""
     lock = StoreLock()
-    with pytest.raises(KeyboardInterrupt), interrupted_behind("acquire"):
+    with pytest.raises(KeyboardInterrupt), interrupted():
         lock.acquire()
     assert _is_free(lock)
 
 
 def test_an_interrupt_where_a_block_ends() -> None:
-    """The lock is released before anything else runs."""
-    lock = StoreLock()
-    with contextlib.suppress(KeyboardInterrupt), interrupted_behind("__exit__"), lock:
-        pass
-    assert _is_free(lock)
+    """No Python comes between the end of a block and the release of its lock."""
+    assert StoreLock.__exit__ is _thread.RLock.__exit__
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -77,19 +64,39 @@ def test_an_interrupted_thread_keeps_what_it_had(times: int) -> None:
     lock = StoreLock()
     with lock:
         for _ in range(times):
-            with pytest.raises(KeyboardInterrupt), interrupted_behind("acquire"), lock:
+            with pytest.raises(KeyboardInterrupt), interrupted(), lock:
                 pass
         assert not _is_free(lock)
     assert _is_free(lock)
 
 
-def test_an_interrupt_before_a_commit(server: PostgresServer, opened: Opened) -> None:
-    """The lock of the connection that waits for the disk is free then."""
+def test_an_interrupt_before_a_commit(
+    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of the connection that waits for the disk is taken by `with` alone."""
+
+    class Lock:
+        def __init__(self) -> None:
+            self.real = threading.Lock()
+            self.locked = self.real.locked
+
+        def acquire(self, *args: Any, **options: Any) -> None:
+            self.real.acquire(*args, **options)
+            raise KeyboardInterrupt
+
+        def __enter__(self) -> None:
+            self.real.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.real.release()
+
     engine = opened(server.url)
     flushes = store_of(engine)._flusher
-    with contextlib.suppress(KeyboardInterrupt), interrupted_behind("acquire"):
+    lock = Lock()
+    monkeypatch.setattr(flushes, "_lock", lock)
+    with contextlib.suppress(KeyboardInterrupt):
         flushes.prepare()
-    assert not flushes._lock.locked()
+    assert not lock.real.locked()
 
 
 CALLS: list[Callable[[FullEngine], object]] = [
