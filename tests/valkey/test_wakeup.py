@@ -91,6 +91,18 @@ def test_what_is_due_wakes_one_of_them_in_time(opened: Opened) -> None:
     engine.interrupt()
 
 
+def test_who_waits_again_keeps_its_promise(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait that ended early promised to look, and nobody else does."""
+    monkeypatch.setattr(wakeup, "LATER", (600.0, 600.0))
+    engine = opened(server().url)
+    engine.put([Draft("a", b"1", delay_us=1_000_000)])
+    waiter = Waiter(engine)
+    listening(engine, 1)
+    engine.interrupt()
+    waiter.join(20)
+    assert engine.wait(10.0)
+
+
 def test_an_earlier_event_is_notified(opened: Opened) -> None:
     engine = opened(server().url)
     engine.put([Draft("a", b"1", delay_us=60_000_000)])

@@ -86,6 +86,8 @@ class _Channel:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._is_woken = False
+        self.promised: set[int] = set()
+        """The shards where the last look promised another one."""
 
     def wake(self) -> None:
         if not self._is_woken:
@@ -367,19 +369,26 @@ class StoreWorkListener:
         due = time.monotonic() + look_again if is_all else self._look_at
         self._grants.renew()
         seconds, own = round(self._look_again * 1.2) + 2, self._own(self._pool)
+        before = self._channel.promised
         answers = self._space.run_many(
             [
                 # A shard notifies the listener that is registered for the longest time.
                 (
                     shard,
                     "wait",
-                    (self._kind, self._pool, self._topics, member, seconds * (1 + (shard in own))),
+                    (
+                        *(self._kind, self._pool, self._topics, member),
+                        *(seconds * (1 + (shard in own)), int(shard in before)),
+                    ),
                 )
                 for shard in shards
             ]
         )
         busy = set()
+        before -= set(shards)
         for shard, (has_work, wake, promised) in zip(shards, answers, strict=True):
+            if promised:
+                before.add(shard)
             if has_work:
                 busy.add(shard)
             elif wake >= 0:

@@ -9,6 +9,7 @@
 -- ARGV[5]: the only topics (packed); "": all
 -- ARGV[6]: the caller's channel; CHANNEL/N/M: up to N messages may be leased to it, see wakeup.lua
 -- ARGV[7]: seconds for which it is registered; "0" removes it
+-- ARGV[8]: "1": it promised to look before, and perhaps has not looked yet
 --
 -- Answers {1 if there is something, microseconds until the next event or -1, 1 if the caller
 -- promised to look}. After a removal: {1 if it was registered}.
@@ -27,7 +28,7 @@ wakeup.wait(kind, pool, channel, seconds)
 if not wake then
     return { 0, -1, 0 }
 end
-local promises = shard.alarm <= shard.now or wake < shard.alarm
+local promises = ARGV[8] == '1' or shard.alarm <= shard.now or wake < shard.alarm
 if promises then
     shard.alarm = wake
     save_shard()
