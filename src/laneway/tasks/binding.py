@@ -8,10 +8,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from laneway.errors import BadMessage, Reject, UsageError
-from laneway.tasks.converting import convert, is_known
+from laneway.tasks.converting import converter_to
 from laneway.tasks.request import Request
 from laneway.working.annotations import alternatives, annotations_of
 
@@ -62,9 +60,14 @@ class Binding:
             each.name: each.default for each in parameters if each.default is not _EMPTY
         }
         self._types = {
-            each.name: (each.kind, hint)
-            for each in self.signature.parameters.values()
+            each.name: _type_of_all(each.kind, hint)
+            for each in parameters
             if (hint := hints.get(each.name, Any)) not in _UNTYPED
+        }
+        self._converters = {
+            name: converter
+            for name, kind in self._types.items()
+            if (converter := converter_to(kind)) is not None
         }
 
     def annotated(self) -> tuple[set[int], set[str]]:
@@ -74,24 +77,23 @@ class Binding:
         }
         return places, set(self._types)
 
-    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]] | None:
+    def _names_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...] | None:
         """
-        The arguments with their names if all are given by position, as most are, or None if only
-        `signature.bind` can tell, which costs ten times as much.
+        The names of the parameters if all arguments are given by position, as most are, or None if
+        only `signature.bind` can tell, which costs ten times as much.
         """
         names = self._names
-        if names is None or kwargs != {}:  # the body of another program may have any value
+        if names is None or kwargs or not isinstance(kwargs, dict):  # another program's may not be
             return None
-        fits = len(names) - len(self._defaults) <= len(args) <= len(names)
-        return list(zip(names, args, strict=False)) if fits else None
+        return names if len(names) - len(self._defaults) <= len(args) <= len(names) else None
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """
         All arguments of a call by name, defaults included. Raises WrongArguments.
         """
-        named = self._named(args, kwargs)
-        if named is not None:
-            return self._defaults | dict(named)
+        names = self._names_of(args, kwargs)
+        if names is not None:
+            return self._defaults | dict(zip(names, args, strict=False))
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -106,22 +108,25 @@ class Binding:
         The arguments of a received call, after those of `first`. `converts`: convert them to the
         function's annotations. Raises Reject.
         """
-        types = self._types if converts else {}
+        converters = self._converters if converts else {}
         try:
             args, kwargs = (*first, *body["args"]), body["kwargs"]
-            named = self._named(args, kwargs)
-            bound = self.signature.bind(*args, **kwargs) if named is None else None
+            names = self._names_of(args, kwargs)
+            bound = self.signature.bind(*args, **kwargs) if names is None else None
         except (KeyError, TypeError) as error:
             raise Reject(f'the body is not a call of task "{self._task}": {error}') from error
-        if bound is None:
-            return tuple(
-                self._converted(name, *types[name], value) if name in types else value
-                for name, value in named or ()
-            ), {}
-        for name, (kind, hint) in types.items():
-            if name in bound.arguments:
-                bound.arguments[name] = self._converted(name, kind, hint, bound.arguments[name])
-        return bound.args, bound.kwargs
+        given = bound.arguments if bound is not None else dict(zip(names or (), args, strict=False))
+        name = ""
+        try:
+            for name, convert in converters.items():
+                if name in given:
+                    given[name] = convert(given[name])
+        except (ValueError, TypeError) as error:
+            raise Reject(
+                f'task "{self._task}": the argument "{name}" is not of the type that the function'
+                f" expects: {error}"
+            ) from error
+        return (tuple(given.values()), {}) if bound is None else (bound.args, bound.kwargs)
 
     def complete(self, request: Request) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of a run, including those that the worker supplies."""
@@ -133,18 +138,12 @@ class Binding:
                 kwargs[parameter.name] = request
         return args, kwargs
 
-    def _converted(self, name: str, kind: inspect._ParameterKind, hint: Any, value: Any) -> Any:
-        try:
-            if kind is inspect.Parameter.VAR_POSITIONAL:
-                return tuple(convert(each, hint) for each in value)
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                return {key: convert(each, hint) for key, each in value.items()}
-            return convert(value, hint)
-        except (msgspec.ValidationError, ValueError, TypeError) as error:
-            raise Reject(
-                f'task "{self._task}": the argument "{name}" is not of the type that the function'
-                f" expects: {error}"
-            ) from error
+
+def _type_of_all(kind: inspect._ParameterKind, hint: Any) -> Any:
+    """The type of what a parameter gets: of `*args` and `**kwargs`, all that they take."""
+    if kind is inspect.Parameter.VAR_POSITIONAL:
+        return tuple[hint, ...]
+    return dict[str, hint] if kind is inspect.Parameter.VAR_KEYWORD else hint
 
 
 def _returned(hints: dict[str, Any]) -> Any:
@@ -152,6 +151,6 @@ def _returned(hints: dict[str, Any]) -> Any:
     The type that the function returns; None if it returns nothing, or nothing that can be checked.
     """
     returned = hints.get("return")
-    if returned in (None, type(None), *_UNTYPED) or not is_known(returned):
+    if returned in (None, type(None), *_UNTYPED) or converter_to(returned) is None:
         return None
     return returned

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 
-def convert(value: Any, kind: Any) -> Any:
+def converter_to(kind: Any) -> Callable[[Any], Any] | None:
     """
-    Convert a JSON value to a type. Raises ValueError (ValidationError) or TypeError; a type that
-    cannot be checked accepts every value.
+    A function that converts a JSON value to a type, or None if the type cannot be checked. The
+    function raises ValueError (ValidationError) or TypeError.
     """
-    if not is_known(kind):
-        return value
-    return msgspec.convert(value, kind, dec_hook=convert_own)
+    try:
+        return _converter_to(kind)
+    except TypeError:  # not hashable
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _converter_to(kind: Any) -> Callable[[Any], Any] | None:
+    try:
+        msgspec.json.Decoder(kind, dec_hook=convert_own)
+    except Exception:  # noqa: BLE001  # a ParamSpec, a string, a union of two structs …
+        return None
+    try:
+        msgspec.json.schema(kind)
+    except Exception:  # noqa: BLE001  # it has a part that only `convert_own` knows
+        return functools.partial(msgspec.convert, type=kind, dec_hook=convert_own)
+    return functools.partial(msgspec.convert, type=kind)  # a hook would triple the time
 
 
 def convert_own(kind: type, value: Any) -> Any:
@@ -35,20 +50,3 @@ def convert_own(kind: type, value: Any) -> Any:
         f"JSON gives {type(value).__name__}, not {kind.__name__}; take a dataclass, a msgspec or"
         " pydantic model instead"
     )
-
-
-@functools.lru_cache(maxsize=4096)
-def _checkable(kind: Any) -> bool:
-    try:
-        msgspec.json.Decoder(kind, dec_hook=convert_own)
-    except Exception:  # noqa: BLE001  # a ParamSpec, a string, a union of two structs …
-        return False
-    return True
-
-
-def is_known(kind: Any) -> bool:
-    """Whether values can be converted to this type."""
-    try:
-        return _checkable(kind)
-    except TypeError:  # not hashable
-        return False

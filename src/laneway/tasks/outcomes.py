@@ -20,7 +20,7 @@ import msgspec
 from laneway import codec, storable
 from laneway.errors import BadMessage, JobCancelled, JobDead, JobExpired, JobFailed, Reject
 from laneway.tasks import tagged_values
-from laneway.tasks.converting import convert
+from laneway.tasks.converting import converter_to
 from laneway.tasks.serializers import Serializer
 from laneway.units import SECOND
 from laneway.working.error_details import Details, RemoteTraceback
@@ -194,10 +194,11 @@ def value(outcome: Outcome, kind: Any, serializer: Serializer | None) -> Any:
             )
         return pickle.loads(base64.b64decode(outcome.pickled))  # noqa: S301  # the application chose it by name
     result = tagged_values.untag(outcome.result) if outcome.tagged else outcome.result
-    if kind is None:
+    converter = None if kind is None else converter_to(kind)
+    if converter is None:
         return result
     try:
-        return convert(result, kind)
+        return converter(result)
     except (msgspec.ValidationError, ValueError, TypeError):
         return result  # the result does not match the annotation
 
