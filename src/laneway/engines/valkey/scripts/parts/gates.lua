@@ -39,16 +39,10 @@ local gates = part(function(gates)
     local NEW = { false, false, 0, 0, true, 0, false, 0, 0, 0, false, 0, 0, 0, '', 0, 0, false }
     local IN_USE = 1000000 -- for how long a gate is in use after a delivery
     local known, changed, moved, by_key = {}, {}, {}, {}
-    -- leases that have ended: {position in the call, gate, for how long it was held}
-    local ended = {}
     local is_used = false
 
-    -- Where the settlement is in the call that ends leases: a mean depends on their order.
-    gates.position = 0
-
     local function reset()
-        known, changed, moved, by_key, ended = {}, {}, {}, {}, {}
-        gates.position, is_used = 0, false
+        known, changed, moved, by_key, is_used = {}, {}, {}, {}, false
     end
 
     local function limits_of(gate)
@@ -459,34 +453,12 @@ local gates = part(function(gates)
                 gate.leased = gate.leased - 1
                 changed[gate] = true
                 if granted and gate.concurrency then
-                    ended[#ended + 1] = { gates.position, gate, max(shard.now - granted, 1),
-                        #ended }
+                    local took = max(shard.now - granted, 1)
+                    gate.mean = gate.mean == 0 and took
+                        or max(1, gate.mean + floor((took - gate.mean) / 8))
                 end
             end
         end
-    end
-
-    local function is_earlier(one, other)
-        if one[1] ~= other[1] then
-            return one[1] < other[1]
-        end
-        return one[4] < other[4]
-    end
-
-    -- Move the means of gates by the leases that have ended, in the order of the call.
-    local function move_means()
-        for n = 2, #ended do
-            if ended[n][1] < ended[n - 1][1] then
-                table.sort(ended, is_earlier)
-                break
-            end
-        end
-        for _, each in ipairs(ended) do
-            local gate, took = each[2], each[3]
-            gate.mean = gate.mean == 0 and took or max(1, gate.mean + floor((took - gate.mean)
-                / 8))
-        end
-        ended = {}
     end
 
     function gates.give_back_permits(name, permits, since)
@@ -661,7 +633,6 @@ local gates = part(function(gates)
             return
         end
         if next(changed) ~= nil or next(moved) ~= nil then
-            move_means()
             for gate in pairs(changed) do
                 look(gate)
             end

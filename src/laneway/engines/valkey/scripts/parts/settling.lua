@@ -364,7 +364,6 @@ local settling = part(function(settling)
             else
                 seen[mid] = true -- the second settlement of one lease is lost
                 gone_leases[#gone_leases + 1] = mid
-                gates.position = n
                 results.set_handled(each.reports_end and mid or nil, each.has_outcome)
                 answers[n] = settle(mid, lease, each, ended, gone_messages)
             end
