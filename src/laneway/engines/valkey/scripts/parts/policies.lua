@@ -122,16 +122,18 @@ local policies = part(function(policies)
         by_name, by_stem, policy_before = {}, {}, nil
     end
 
-    -- `stem`: "push.eu." for all topics push.eu.*, "" for all topics.
-    local function of_stem(stem)
-        local found = by_stem[stem]
+    -- `stem`: "push.eu." for all topics push.eu.*, "" for all topics. `mark`: "#audit" for the
+    -- topics of a subscription that has policies by pattern, else "".
+    local function of_stem(stem, mark)
+        local found = by_stem[stem .. mark]
         if not found then
-            found = read_pattern(stem .. '*')
+            found = read_pattern(stem .. '*' .. mark)
+                or mark ~= '' and read_pattern(stem .. '*')
             if not found then
                 found = stem == '' and read_pattern('')
-                    or of_stem(match(stem, '^(.*%.)[^.]*%.$') or '')
+                    or of_stem(match(stem, '^(.*%.)[^.]*%.$') or '', mark)
             end
-            by_stem[stem] = found
+            by_stem[stem .. mark] = found
         end
         return found
     end
@@ -148,20 +150,6 @@ local policies = part(function(policies)
         return found[sub(mark, 2)]
     end
 
-    -- `of_stem` for the topics of a subscription.
-    local function of_copies(stem, mark)
-        local found = by_stem[stem .. mark]
-        if not found then
-            found = read_pattern(stem .. '*' .. mark) or read_pattern(stem .. '*')
-            if not found then
-                found = stem == '' and read_pattern('')
-                    or of_copies(match(stem, '^(.*%.)[^.]*%.$') or '', mark)
-            end
-            by_stem[stem .. mark] = found
-        end
-        return found
-    end
-
     -- What holds for a topic without a policy of its own.
     local function of_patterns_of(name)
         if policy_before and sub(name, 1, #stem_before) == stem_before
@@ -170,12 +158,8 @@ local policies = part(function(policies)
         end
         is_used = is_used or at_next_begin(reset)
         local at = find_in(name, '#', 1, true)
-        local mark = at and sub(name, at)
-        if mark and have_policies(mark) then
-            return of_copies(stem_of(name), mark)
-        end
-        local stem = stem_of(name)
-        local found = of_stem(stem)
+        local mark, stem = at and sub(name, at), stem_of(name)
+        local found = of_stem(stem, mark and have_policies(mark) and mark or '')
         if not mark then
             stem_before, policy_before = stem, found
         end
@@ -402,12 +386,7 @@ local policies = part(function(policies)
     -- The same for a lane, which keeps it: most need no entry of their own here.
     function policies.of_lane(name)
         if shard.exact == 0 and shard.own == 0 and byte(name, -1) ~= 42 then
-            local found, stem = policy_before, stem_before
-            if found and sub(name, 1, #stem) == stem and not found.buckets
-                and not find_in(name, '[.#]', #stem + 1) then
-                return found -- as `of_patterns_of` begins: most lanes of a call have the same
-            end
-            found = of_patterns_of(name)
+            local found = of_patterns_of(name)
             if not found.buckets then
                 return found
             end
