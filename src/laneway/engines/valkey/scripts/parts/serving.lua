@@ -260,14 +260,20 @@ local serving = part(function(serving)
         return (calls.may_pass <= 0 or source.is_seen) and source.always <= 0
     end
 
-    -- A source of lanes in a call with a filter: `begins` has where it begins, by its index. If all
-    -- of that was seen it begins at the first lane, and may pass over only a few.
-    local function prepare(source, always)
-        source.id, source.always = sub(source.name, #PREFIX + 1), always
-        local position = calls.begins[source.id] or 0
-        source.is_seen = position == SEEN or (source.group
-            and calls.begins[source.group.listed_in] == SEEN)
-        source.offset, calls.is_read[source.id] = max(position, 0), true
+    -- `page`: how many entries are read first. `always`: how many lanes it may pass over in any
+    -- case; nil: it has the heads of gates. `group`: the one to which the lanes belong.
+    local function new_source(name, page, always, group)
+        local source = { name = name, of_lanes = always ~= nil, offset = 0, page = page,
+            left = calls.left, read = 0, at = 1, found = {}, group = group }
+        -- In a call with a filter `begins` has where it begins, by its index. If all of that was
+        -- seen it begins at the first lane, and may pass over only a few.
+        if calls.may_pass and always then
+            source.id, source.always = sub(name, #PREFIX + 1), always
+            local position = calls.begins[source.id] or 0
+            source.is_seen = position == SEEN or (group and calls.begins[group.listed_in] == SEEN)
+            source.offset, calls.is_read[source.id] = max(position, 0), true
+        end
+        return source
     end
 
     -- Where the next call with the same filter begins: nowhere, if this one has seen the rest of
@@ -342,40 +348,6 @@ local serving = part(function(serving)
         end
     end
 
-    local function new_source(name, of_lanes, page)
-        return { name = name, of_lanes = of_lanes, offset = 0, page = page, left = calls.left,
-            read = 0, at = 1, found = {} }
-    end
-
-    -- `page`: how many of the runnable lanes are needed at least; nil: these are the heads of
-    -- gates. Returns the source. The runnable ones are read when the first of them is needed.
-    local function begin(heap, name, page)
-        local source = new_source(name, page ~= nil, page or PAGE)
-        source.is_runnable = page ~= nil
-        if calls.may_pass and page then
-            prepare(source, ALWAYS_PASSED)
-        end
-        if not page then
-            advance(heap, source)
-        end
-        return source
-    end
-
-    -- Begin to read the runnable lanes of a group: the first ones were read with it.
-    local function begin_in_group(heap, group)
-        local source = new_source(groups.runnable_key(group.number), true, PAGE)
-        source.group = group
-        if calls.may_pass then
-            prepare(source, 0)
-        end
-        local first = group.first
-        if first then
-            source.found, source.offset, source.is_last, source.page = first, #first,
-                #first < first.most, calls.chunk
-        end
-        advance(heap, source)
-    end
-
     -- The lanes at a gate, in a tier queue or in a group there, as this call has left them. `heap`
     -- has the next entry of the index, `ahead`, and those that were visited or came to the gate:
     -- {turn, number, entry}. What they are now may differ; then they are further behind, or gone,
@@ -384,11 +356,8 @@ local serving = part(function(serving)
     -- entry may, if this call has changed that.
 
     local function begin_queue(gate, tier_queue, number, always)
-        local source = new_source(gates.lanes_key(gate.name, number), true, PAGE)
+        local source = new_source(gates.lanes_key(gate.name, number), PAGE, always)
         source.gate = gate.name
-        if calls.may_pass then
-            prepare(source, always)
-        end
         return { is_queue = true, gate = gate, tier_queue = tier_queue, source = source, heap = {},
             ahead = false, in_groups = {}, left = 0, is_live = {}, entry = false, passed_over = {} }
     end
@@ -687,9 +656,10 @@ local serving = part(function(serving)
         calls.chunk = entries <= FEW_LANES and CHUNK / 2 or CHUNK
         calls.for_others = calls.left - room
         -- one more than there are shows that these are all
-        local runnable = begin(heap, tier_queue.runnable, max(1, min(math.ceil(room / calls.chunk),
-            entries + 1, PAGE_MOST)))
-        begin(heap, tier_queue.heads)
+        local page = max(1, min(math.ceil(room / calls.chunk), entries + 1, PAGE_MOST))
+        local runnable = new_source(tier_queue.runnable, page, ALWAYS_PASSED)
+        runnable.is_runnable = true
+        advance(heap, new_source(tier_queue.heads, PAGE))
         local line = { heap = heap, tier_queue = tier_queue, known = known, behind = runnable,
             yielding = {}, groups = {} }
         calls.lines[tier_queue] = line
@@ -731,15 +701,20 @@ local serving = part(function(serving)
         end
     end
 
-    -- The runnable lanes of a group, as far as this call has not visited them.
+    -- The runnable lanes of a group, as far as this call has not visited them. The first ones were
+    -- read with it.
     local function line_in(group)
-        local line = group.line
-        if not line then
-            line = { heap = {} }
-            begin_in_group(line.heap, group)
-            group.line = line
+        if not group.line then
+            local source = new_source(groups.runnable_key(group.number), PAGE, 0, group)
+            local first = group.first
+            if first then
+                source.found, source.offset, source.is_last, source.page = first, #first,
+                    #first < first.most, calls.chunk
+            end
+            group.line = { heap = {} }
+            advance(group.line.heap, source)
         end
-        return line
+        return group.line
     end
 
     -- Whether the group has runnable lanes that can deliver more; they are in its line then.
@@ -911,7 +886,7 @@ local serving = part(function(serving)
     local function first_gate(line, group)
         if group.has_heads and not group.are_heads_read then
             group.are_heads_read, group.gates = true, group.gates or {} -- `list_gate` adds some
-            begin(group.gates, groups.heads_key(group.number))
+            advance(group.gates, new_source(groups.heads_key(group.number), PAGE))
         end
         local heap = group.gates
         while heap and heap[1] do
@@ -1298,15 +1273,6 @@ local serving = part(function(serving)
         return got
     end
 
-    -- Look again at the gates where it was the turn of another tier.
-    local function list_yielding(line)
-        local yielding = line.yielding
-        line.yielding = {}
-        for queue in pairs(yielding) do
-            list_gate(line, queue)
-        end
-    end
-
     -- Count no more the groups whose runnable lanes deliver nothing more.
     local function count_groups(line)
         for group in pairs(line.groups) do
@@ -1325,7 +1291,11 @@ local serving = part(function(serving)
         local entries = min(count(line.tier_queue, most, line.known), most)
         calls.for_others = calls.left - room
         calls.visited = calls.visited + 1 -- others may have been served
-        list_yielding(line)
+        local yielding = line.yielding -- look again at the gates where it was another tier's turn
+        line.yielding = {}
+        for queue in pairs(yielding) do
+            list_gate(line, queue)
+        end
         while taken < room and not is_over() do
             local found, lane = next_of_line(line)
             if not found then
@@ -1445,7 +1415,8 @@ local serving = part(function(serving)
             end
         end
         set_working(entries, working)
-        for _, entry in ipairs(entries) do
+        -- a call that passes lanes over does not change the tiers' carries
+        for _, entry in ipairs(calls.may_pass and {} or entries) do
             entry.tier_queue.carry = entry.kept
         end
     end
@@ -1526,8 +1497,7 @@ local serving = part(function(serving)
                         return
                     end
                     room = room - (lane.is_bucket and visit_folded(lane, topic, room)
-                        or not lane.is_bucket and visit_alone(lane, room)
-                        or 0)
+                        or visit_alone(lane, room))
                 end
             end
         end
@@ -1572,11 +1542,14 @@ local serving = part(function(serving)
 
     -- Fetching
 
-    -- The numbers of the first messages of a lane that has not only plain ones, in its order; how
-    -- many of them are plain, and how many are in the sorted set.
-    -- `listed`: its first plain messages; `stored`: their records.
-    local function first_of(lane, wanted, listed, stored)
-        local in_set, sorted = lanes.key_of('z', lane), nil
+    -- The numbers of the first messages of a lane, in its order; how many of them are plain, and
+    -- how many are in the sorted set.
+    local function first_of(lane, wanted)
+        local listed = plain.peek(lane, wanted)
+        if lane.sorted == 0 then
+            return listed, #listed, 0
+        end
+        local in_set, stored, sorted = lanes.key_of('z', lane), read_many(keys.m, listed), nil
         if calls.last_rank then -- its first ones may have a smaller rank than the call delivers
             sorted = call('ZRANGE', in_set, '[' .. messages.rank_code(calls.first_rank), '+',
                 'BYLEX', 'LIMIT', 0, wanted)
@@ -1606,8 +1579,7 @@ local serving = part(function(serving)
     -- Take the first messages out of a lane that has not only plain ones, and append their numbers
     -- to a list.
     local function fetch(lane, wanted, mids)
-        local listed = plain.peek(lane, wanted)
-        local found, plain_ones, others = first_of(lane, wanted, listed, read_many(keys.m, listed))
+        local found, plain_ones, others = first_of(lane, wanted)
         plain.drop(lane, plain_ones)
         if others > 0 then
             local in_set = lanes.key_of('z', lane)
@@ -1623,13 +1595,7 @@ local serving = part(function(serving)
 
     -- The numbers of the lane's next messages, after those that this call takes already.
     function next_of(given, most)
-        local lane, wanted = given.lane, given.wanted + most
-        local listed = plain.peek(lane, wanted)
-        local found = listed
-        if lane.sorted > 0 then
-            found = first_of(lane, wanted, listed, read_many(keys.m, listed))
-        end
-        local mids = {}
+        local found, mids = first_of(given.lane, given.wanted + most), {}
         for n = given.wanted + 1, #found do
             mids[#mids + 1] = found[n]
         end
@@ -1946,7 +1912,6 @@ local serving = part(function(serving)
             max_lease = max_lease or math.huge, holder = holder or '' }
         calls.passed_over, calls.has_pools = false, are_several_pools()
         at_next_begin(reset)
-        local carries = {}
         if only then
             calls.begins, calls.may_pass = only.begins, only.may_pass
             calls.first_rank, calls.last_rank = only.first_rank, only.last_rank
@@ -1965,9 +1930,6 @@ local serving = part(function(serving)
                     end
                 end
             end
-            for _, tier_queue in ipairs(tier_queues) do
-                carries[tier_queue] = tier_queue.carry
-            end
         end
         gates.save()
         messages.save() -- housekeeping's changes are read from the store
@@ -1983,10 +1945,6 @@ local serving = part(function(serving)
         end
         for _, given in ipairs(calls.order) do
             lanes.place(given.lane, true)
-        end
-        -- a call that passes lanes over does not change the tiers' carries
-        for tier_queue, carry in pairs(carries) do
-            tier_queue.carry = carry
         end
         messages.save()
         gates.save()
