@@ -3,6 +3,7 @@
 -- uses: lanes, plain, messages
 
 local backlog = part(function(backlog)
+    local MOST_RANKS = 403
     local MOST_OF_RANK = 1000 -- messages `at_front` of one rank
 
     local function waiting_of(topic, policy)
@@ -58,9 +59,8 @@ local backlog = part(function(backlog)
     -- on. All members of a rank with `at_front` are read, because they are not in the order of
     -- since. `rank_at`: where the rank begins in a member.
     local function victim_of(name, first, last, rank_at)
-        local best, offset = nil, 0
-        local rank = last
-        repeat
+        local best, rank = nil, last
+        for _ = 1, MOST_RANKS do
             local page = call('ZRANGE', name, rank, first, 'BYLEX', 'REV', 'LIMIT', 0, 1)
             if not page[1] then
                 return best
@@ -82,8 +82,8 @@ local backlog = part(function(backlog)
                     break
                 end
             end
-            rank, offset = '(' .. here, offset + 1
-        until offset > 402
+            rank = '(' .. here
+        end
         return best
     end
 

@@ -142,11 +142,11 @@ local copies = part(function(copies)
         return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]) } or nil
     end
 
-    -- The answer of a message (or copy) that needs not be accepted; nil: it has to be. `refused`:
-    -- why it is refused before anything else is decided.
+    -- The answer of a message (or copy) that needs not be accepted; nil: it has to be. And whether
+    -- it is a copy. `refused`: why it is refused before anything else is decided.
     function copies.answer(n, copied, drafts, refused)
         if n <= last then
-            return verdict or (is_unused(n, copied, drafts) and { 'unused' }) or nil
+            return verdict or (is_unused(n, copied, drafts) and { 'unused' }) or nil, true
         end
         verdict = refused
         if not copied[n] then
@@ -170,10 +170,6 @@ local copies = part(function(copies)
         if copied[n] and type(answer) == 'table' and answer[1] == 'refused' then
             verdict = answer
         end
-    end
-
-    function copies.is_copy(n, copied)
-        return n <= last and not copied[n]
     end
 
     -- Whether the copies that may be left are left: their message was accepted.

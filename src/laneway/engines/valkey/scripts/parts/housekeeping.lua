@@ -10,15 +10,9 @@ local housekeeping = part(function(housekeeping)
     local MOST_LEASES = 1000
     local PAGE = 32 -- events that are read at once
 
-    local function come_due(mid)
-        local record = messages.read(mid)
-        if not record then -- the store lost it; the doctor reports it
-            return
-        end
-        local lane = lanes.find(record.lane)
+    local function come_due(lane, record)
         messages.end_delay(lane, record)
         messages.arrive(lane, record)
-        messages.touch(record)
         lanes.touch(lane)
         if lane.place == IDLE then
             lanes.place(lane)
@@ -46,13 +40,11 @@ local housekeeping = part(function(housekeeping)
     local function happen(event)
         local mid, kind = unpack_from('>I7', event, 2), sub(event, 1, 1)
         writes.set_member(keys.due, event, false)
-        if kind == DUE then
-            come_due(mid)
-            return
-        end
         local record = messages.read(mid)
         if not record then -- the store lost it; the doctor reports it
             return
+        elseif kind == DUE then
+            come_due(lanes.find(record.lane), record)
         elseif kind == EXPIRES then
             local lane = lanes.find(record.lane)
             messages.end_for_good(lane, record)
@@ -100,20 +92,13 @@ local housekeeping = part(function(housekeeping)
         end
     end
 
-    local function place_all(names)
-        lanes.load(names)
-        for _, name in ipairs(names) do
-            lanes.place(lanes.find(name))
-        end
-    end
-
     -- Place the lanes under a changed pattern, in the order of names. Returns how many.
     local function sweep_one(pattern, after, most)
         local prefix = sub(pattern, 1, -2)
         -- `after` is a name under the prefix, or ""
         local start = #after > #prefix and after or prefix
         local names = lanes.names_between(start, prefix .. LAST, most)
-        place_all(names)
+        lanes.place_all(names)
         if #names == most then
             call('HSET', keys.sweeps, pattern, names[#names])
             return #names
@@ -124,7 +109,7 @@ local housekeeping = part(function(housekeeping)
                 covered[#covered + 1] = name
             end
         end
-        place_all(covered)
+        lanes.place_all(covered)
         call('HDEL', keys.sweeps, pattern)
         shard.sweeping = shard.sweeping - 1
         return #names + #covered

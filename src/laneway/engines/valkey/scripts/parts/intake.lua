@@ -34,8 +34,7 @@ local intake = part(function(intake)
             end
             local answer = keeps_order and full[draft.topic]
             if copied then
-                answer = copies.answer(n, copied, drafts, answer)
-                is_copy = copies.is_copy(n, copied)
+                answer, is_copy = copies.answer(n, copied, drafts, answer)
             end
             answer = answer or putting.accept(draft, arrivals, is_copy)
             if copied then

@@ -519,13 +519,11 @@ lanes = part(function(lanes)
         if policy.paused and lanes.waiting(lane) > 0 then
             return PAUSED, 0
         elseif lane.ready == 0 then
+            local has_some = lane.leased > 0 or lane.delayed > 0 or lane.parked > 0
             if is_rare and lane.need > 0 then
-                lane.need = (lane.leased > 0 or lane.delayed > 0 or lane.parked > 0) and 1 or 0
+                lane.need = has_some and 1 or 0
             end
-            if lane.leased > 0 or lane.delayed > 0 or lane.parked > 0 then
-                return IDLE, 0
-            end
-            return IDLE, forgotten_at(lane, policy, tier_queue)
+            return IDLE, has_some and 0 or forgotten_at(lane, policy, tier_queue)
         end
         if is_rare and lane.back_off_step > 0 and lane.back_off_until > now then
             return ASLEEP, lane.back_off_until
@@ -622,7 +620,7 @@ lanes = part(function(lanes)
             and lane.keys[2] ~= policy.key_limits then
             key_limits.limits_changed(lane, policy)
         end
-        local tier_queue, gate = tier_queues[lane.tier_queue], ''
+        local tier_queue = tier_queues[lane.tier_queue]
         local place, wake = where(lane, policy, tier_queue, was_visited)
         if lane.is_rare and lane.held_until > 0 and not is_held(lane, policy, place) then
             lanes.hold(lane, 0)
@@ -631,9 +629,7 @@ lanes = part(function(lanes)
         if is_new and lane.tier_queue < 0 then
             place_in_group(lane, place, tier_queue)
         end
-        if place == AT_GATE then
-            gate = lanes.gate_of(lane, policy)
-        end
+        local gate = place == AT_GATE and lanes.gate_of(lane, policy) or ''
         if is_new and can_deliver_at(place) then
             if (place == RUNNABLE or lane.place ~= RUNNABLE) and lane.tier_queue > 0 then
                 lane.vt = max(lane.vt, tier_queue.vt) -- sleeping and waiting earn no credit
@@ -642,9 +638,7 @@ lanes = part(function(lanes)
                 pools_to_notify[tier_queue.pool] = true
             end
         end
-        if place == AT_GATE or lane.place == AT_GATE then
-            place_at_gate(lane, gate)
-        end
+        place_at_gate(lane, gate)
         lane.place, lane.wake = place, wake
         move(lane)
         lanes.touch(lane)
@@ -794,18 +788,23 @@ lanes = part(function(lanes)
         call_many('ZREM', keys.idle, members, 1)
     end
 
-    function lanes.wake(most)
-        local names, woken = lanes.names_in(call('ZRANGE', keys.asleep, '-inf', shard.now,
-            'BYSCORE', 'LIMIT', 0, most)), 0
+    -- Place the lanes with these names. Returns how many there are.
+    function lanes.place_all(names)
+        local placed = 0
         lanes.load(names)
         for _, name in ipairs(names) do
             local lane = lanes.find(name)
             if lane then -- else the store lost it
                 lanes.place(lane)
-                woken = woken + 1
+                placed = placed + 1
             end
         end
-        return woken == most
+        return placed
+    end
+
+    function lanes.wake(most)
+        return lanes.place_all(lanes.names_in(call('ZRANGE', keys.asleep, '-inf', shard.now,
+            'BYSCORE', 'LIMIT', 0, most))) == most
     end
 
     -- The lanes' names between two names, in order.

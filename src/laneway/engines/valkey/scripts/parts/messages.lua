@@ -352,8 +352,9 @@ local messages = part(function(messages)
     local UNDELIVERED, DELIVERED = 117, 115 -- "u", "s"
 
     -- Update `o:N`. Messages in sequence are not in it: the lane's order is enough for them.
-    local function index_out_of_sequence(lane, score, mid, rank, seq, since, published, deliveries)
-        if rank % 2 == 0 or seq ~= mid or since ~= published or deliveries > 0 then
+    local function index_out_of_sequence(lane, score, record)
+        local mid, rank, seq, deliveries = record.mid, record.rank, record.seq, record.deliveries
+        if rank % 2 == 0 or seq ~= mid or record.since ~= record.published or deliveries > 0 then
             writes.set_member(lanes.key_of('o', lane), messages.rank_code(rank) .. pack('>BI7I7',
                 deliveries == 0 and UNDELIVERED or DELIVERED, seq, mid), score)
         end
@@ -427,8 +428,7 @@ local messages = part(function(messages)
         if record.mkey and collects ~= false then
             writes.set_field(keys.merge, record.topic .. '\0' .. record.mkey, record.mid)
         end
-        index_out_of_sequence(lane, 0, record.mid, record.rank, record.seq, record.since,
-            record.published, record.deliveries)
+        index_out_of_sequence(lane, 0, record)
         if record.since > shard.now then
             record.state = DELAYED
             lane.delayed = lane.delayed + 1
@@ -457,8 +457,7 @@ local messages = part(function(messages)
             end
         end
         if not record.plain then
-            index_out_of_sequence(lane, false, mid, record.rank, record.seq, record.since,
-                record.published, record.deliveries)
+            index_out_of_sequence(lane, false, record)
         end
         lanes.touch(lane)
     end
@@ -568,8 +567,7 @@ local messages = part(function(messages)
                     return
                 end
                 if other then -- it is overtaken, because the key was free
-                    out_of_order(lane, other)
-                    park(lane, other, behind(other))
+                    messages.park_ready(lane, other, behind(other))
                 end
                 messages.set_holder(line, record.mid, false)
             end
@@ -589,8 +587,7 @@ local messages = part(function(messages)
             writes.set_field(keys.keys, line, false)
             return
         end
-        unpark(lane, record, behind(record))
-        into_order(lane, record)
+        messages.unpark_ready(lane, record, behind(record))
         messages.set_holder(line, record.mid, false)
         lanes.touch(lane)
     end

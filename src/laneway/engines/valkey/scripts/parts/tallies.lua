@@ -84,15 +84,13 @@ local tallies = part(function(tallies)
     end
 
     local function look_up_shard()
-        here = memory()
         at_next_begin(reset)
+        return memory()
     end
 
     -- `topic`: one that is counted apart.
     local function use(stem, tier, topic)
-        if not here then
-            look_up_shard()
-        end
+        here = here or look_up_shard()
         local cells = cells_of(stem, topic)
         local cell = cells.by_tier[tier] or new_cell(tier, cells.pattern, shard.now)
         cells.by_tier[tier] = cell
@@ -185,9 +183,7 @@ local tallies = part(function(tallies)
     end
 
     local function waits_of(tier)
-        if not here then
-            look_up_shard()
-        end
+        here = here or look_up_shard()
         local waits = here.waits[tier]
         if not waits then
             waits = { tier = tier, counts = {} }
