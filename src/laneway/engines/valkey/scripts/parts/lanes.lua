@@ -464,7 +464,7 @@ lanes = part(function(lanes)
         local shared = policy.shared and lanes.shared_gate(lane.policy_name or lane.name,
             policy.shared)
         local at = lane.place == IDLE and lane.wake > 0 and lane.wake
-            or shard.now + ((lane.is_rare and lane.flow or shared and shared.flow) and FLOW_KEPT
+            or shard.now + ((lane.flow or shared and shared.flow) and FLOW_KEPT
                 or tier_queue.by_time and LINGER_BY_TIME or LINGER)
         if policy.rate then
             at = max(at, math.ceil(lane.tat / TICKS))
@@ -472,12 +472,7 @@ lanes = part(function(lanes)
         if shared then
             at = max(at, math.ceil(shared.tat / TICKS))
         end
-        if not lane.is_rare then
-            return at
-        elseif lane.back_off_step > 0 then
-            at = max(at, lane.back_off_until)
-        end
-        return lane.keys and max(at, lane.keys[1]) or at
+        return max(at, lane.back_off_until, lane.keys and lane.keys[1] or 0)
     end
 
     -- How many leases it may have; false: no limit. One while the topic probes its destination.
@@ -498,9 +493,36 @@ lanes = part(function(lanes)
     -- Whether a rate may hold the lane back at its new place: its own, or its topic's.
     local function is_held(lane, policy, place)
         if place == ASLEEP then
-            return lane.back_off_step == 0 or lane.back_off_until <= shard.now
+            return lane.back_off_until <= shard.now
         end
         return place == AT_GATE and policy.shared
+    end
+
+    local function can_deliver_at(place)
+        return place == RUNNABLE or place == AT_GATE
+    end
+
+    -- Where its own limits keep a lane that has ready messages, and when it wakes (0: not by the
+    -- clock); nil: nowhere. `is_used`: whether its rate has not recovered.
+    local function kept_at(lane, policy, is_used)
+        local now = shard.now
+        if lane.back_off_until > now then
+            return ASLEEP, lane.back_off_until
+        end
+        local concurrency = (policy.limited or lane.is_rare) and concurrency_of(lane, policy)
+        if concurrency and lane.leased >= concurrency then
+            return FULL, 0
+        end
+        if is_used then
+            local permit = fairness.next_permit(lane.tat, now, policy.step, policy.depth,
+                max(lane.need, 1))
+            if permit > now then
+                if permit ~= lane.held_until then
+                    lanes.hold(lane, permit)
+                end
+                return ASLEEP, permit
+            end
+        end
     end
 
     -- The rule "Placing" of docs/specification.md. Returns place and wake (0: none).
@@ -525,32 +547,15 @@ lanes = part(function(lanes)
             end
             return IDLE, has_some and 0 or forgotten_at(lane, policy, tier_queue)
         end
-        if is_rare and lane.back_off_step > 0 and lane.back_off_until > now then
-            return ASLEEP, lane.back_off_until
-        end
-        local concurrency = (policy.limited or is_rare) and concurrency_of(lane, policy)
-        if concurrency and lane.leased >= concurrency then
-            return FULL, 0
-        end
-        if is_used then
-            local permit = fairness.next_permit(lane.tat, now, policy.step, policy.depth,
-                max(lane.need, 1))
-            if permit > now then
-                if permit ~= lane.held_until then
-                    lanes.hold(lane, permit)
-                end
-                return ASLEEP, permit
-            end
+        local place, wake = kept_at(lane, policy, is_used)
+        if place then
+            return place, wake
         end
         local gate = lanes.gate_of(lane, policy)
-        if gate and not was_visited and (lane.place == RUNNABLE or lane.place == AT_GATE) then
+        if gate and not was_visited and can_deliver_at(lane.place) then
             return lane.place, 0
         end
         return gate and not gates.claim(gate) and AT_GATE or RUNNABLE, 0
-    end
-
-    local function can_deliver_at(place)
-        return place == RUNNABLE or place == AT_GATE
     end
 
     local function is_elsewhere(lane, policy)
@@ -570,18 +575,18 @@ lanes = part(function(lanes)
             or false)
     end
 
-    -- A lane of a group gets another place.
-    local function place_in_group(lane, place, tier_queue)
-        local group = groups.find(-lane.tier_queue)
-        local comes = can_deliver_at(place) and not can_deliver_at(lane.place)
-        if comes or (place == RUNNABLE and lane.place == AT_GATE) then
-            -- neither sleeping nor waiting at a gate earns credit
-            if group.runnable == 0 then
+    -- A lane gets another place. Neither sleeping nor waiting at a gate earns credit.
+    local function change_place(lane, place, tier_queue)
+        local group = lanes.group(lane)
+        if place == RUNNABLE or (place == AT_GATE and lane.place ~= RUNNABLE) then
+            if group and group.runnable == 0 then
                 group.vt = max(group.vt, tier_queue.vt)
             end
-            lane.vt = max(lane.vt, group.inner_vt)
+            lane.vt = max(lane.vt, group and group.inner_vt or tier_queue.vt)
         end
-        groups.count(group, lane.place == RUNNABLE, place == RUNNABLE)
+        if group then
+            groups.count(group, lane.place == RUNNABLE, place == RUNNABLE)
+        end
     end
 
     local function leave_gates(lane)
@@ -625,16 +630,10 @@ lanes = part(function(lanes)
         if lane.is_rare and lane.held_until > 0 and not is_held(lane, policy, place) then
             lanes.hold(lane, 0)
         end
-        local is_new = place ~= lane.place
-        if is_new and lane.tier_queue < 0 then
-            place_in_group(lane, place, tier_queue)
-        end
         local gate = place == AT_GATE and lanes.gate_of(lane, policy) or ''
-        if is_new and can_deliver_at(place) then
-            if (place == RUNNABLE or lane.place ~= RUNNABLE) and lane.tier_queue > 0 then
-                lane.vt = max(lane.vt, tier_queue.vt) -- sleeping and waiting earn no credit
-            end
-            if gate == '' or turns.room(lane, gate) > 0 then
+        if place ~= lane.place then
+            change_place(lane, place, tier_queue)
+            if can_deliver_at(place) and (gate == '' or turns.room(lane, gate) > 0) then
                 pools_to_notify[tier_queue.pool] = true
             end
         end

@@ -237,7 +237,7 @@ local messages = part(function(messages)
         if not is_used then
             return
         end
-        local written = {}
+        local written, topics = {}, {}
         for record in pairs(changed) do
             if known[record.mid] == record then
                 written[#written + 1] = record.mid
@@ -245,8 +245,17 @@ local messages = part(function(messages)
             end
         end
         call_many('HSET', keys.m, written, 2)
-        messages.save_letters()
-        known, changed = {}, {}
+        for topic in pairs(letters) do
+            topics[#topics + 1] = topic
+        end
+        -- change the numbers of topics' dead letters by what this call has counted
+        for n, score in ipairs(read_many(keys['top:dead'], topics, call, 'ZMSCORE')) do
+            local more = letters[topics[n]]
+            local number = more and (tonumber(score) or 0) + more
+                or call('ZCARD', key('dead:' .. topics[n]))
+            writes.set_member(keys['top:dead'], topics[n], number > 0 and number)
+        end
+        known, changed, letters = {}, {}, {}
         forget_contents()
     end
 
@@ -632,21 +641,6 @@ local messages = part(function(messages)
     function messages.count_letters_again(topic)
         is_used = is_used or at_next_begin(reset)
         letters[topic] = false
-    end
-
-    -- Change the numbers of topics' dead letters by what this call has counted.
-    function messages.save_letters()
-        local topics = {}
-        for topic in pairs(letters) do
-            topics[#topics + 1] = topic
-        end
-        for n, score in ipairs(read_many(keys['top:dead'], topics, call, 'ZMSCORE')) do
-            local more = letters[topics[n]]
-            local number = more and (tonumber(score) or 0) + more
-                or call('ZCARD', key('dead:' .. topics[n]))
-            writes.set_member(keys['top:dead'], topics[n], number > 0 and number)
-        end
-        letters = {}
     end
 
     -- A message that neither waits nor is leased becomes a dead letter.

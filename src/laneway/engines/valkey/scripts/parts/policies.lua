@@ -304,12 +304,21 @@ local policies = part(function(policies)
         end
     end
 
-    -- `own_tiers` counts the topics whose own policies name a tier: a tier in use is not removed.
-    local function count_tiers(set, count)
-        for _, fields in ipairs({ set.code, set.operator }) do
-            if fields.tier and count ~= 0 and call('HINCRBY', keys.own_tiers, fields.tier, count) <=
-                0 then
-                call('HDEL', keys.own_tiers, fields.tier)
+    -- Write how many topics use each policy; sets without topics are deleted. `own_tiers` counts
+    -- the topics whose own policies name a tier: a tier in use is not removed.
+    local function write_uses()
+        for id, count in pairs(uses) do
+            local set = set_of(id)
+            for _, fields in ipairs({ set.code, set.operator }) do
+                if fields.tier and count ~= 0
+                    and call('HINCRBY', keys.own_tiers, fields.tier, count) <= 0 then
+                    call('HDEL', keys.own_tiers, fields.tier)
+                end
+            end
+            if call('HINCRBY', keys.own_uses, id, count) <= 0 then
+                call('HDEL', keys.own_uses, id)
+                call('HDEL', keys.own_sets, id)
+                sets[id] = nil
             end
         end
     end
@@ -349,14 +358,7 @@ local policies = part(function(policies)
         end
         call_many('HSET', keys.own, written, 2)
         call_many('HDEL', keys.own, removed, 1)
-        for id, count in pairs(uses) do
-            count_tiers(set_of(id), count)
-            if call('HINCRBY', keys.own_uses, id, count) <= 0 then
-                call('HDEL', keys.own_uses, id)
-                call('HDEL', keys.own_sets, id)
-                sets[id] = nil
-            end
-        end
+        write_uses()
         by_name = {}
         return others, topics
     end

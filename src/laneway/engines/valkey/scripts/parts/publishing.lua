@@ -10,8 +10,17 @@ local publishing = part(function(publishing)
     local parents    -- by position of a draft: that of its settlement, if this may succeed
     local first_left -- the position from which copies may be left; nil: all are put
 
-    -- Read the heads of the drafts, and which of them are copies.
-    local function read_drafts(places, has_limits)
+    -- Read the heads of the drafts, and which of them are copies. Returns an answer for the client
+    -- if it has to know other policies.
+    local function read_drafts(client, places)
+        local version, known, has_limits = unpack(values_of(client))
+        if version ~= shard.version then
+            return { 'stale', shard.version }
+        end
+        has_limits = has_limits or shard.max_backlog or shard.max_backlog_bytes
+        if has_limits then
+            undo.begin()
+        end
         for n = 1, #places / VALUES do
             local draft = putting.read(ARGV[BEFORE + n])
             local is_copy, copies_of, is_stored = unpack(places, VALUES * n - 2, VALUES * n)
@@ -22,6 +31,8 @@ local publishing = part(function(publishing)
                 copied[n] = { copies_of, is_stored, draft.size, has_limits }
             end
         end
+        local unknown = policies.unknown_to(known, drafts)
+        return unknown and { 'own', unpack(unknown) }
     end
 
     -- Read what these settlements publish, see settle.lua. Returns an answer for the client if that
@@ -31,16 +42,10 @@ local publishing = part(function(publishing)
         if client == '' then
             return nil
         end
-        local version, known, has_limits = unpack(values_of(client))
-        if version ~= shard.version then
-            return { 'stale', shard.version }
-        end
-        has_limits = has_limits or shard.max_backlog or shard.max_backlog_bytes
         local places = values_of(packed_places)
-        read_drafts(places, has_limits)
-        local unknown = policies.unknown_to(known, drafts)
-        if unknown then
-            return { 'own', unpack(unknown) }
+        local outdated = read_drafts(client, places)
+        if outdated then
+            return outdated
         end
         local stays_encoded, leases = false, settling.read(mids)
         first_left, stays_encoded = left_copies.first(drafts, copied)
@@ -69,9 +74,6 @@ local publishing = part(function(publishing)
                     return refusal
                 end
             end
-        end
-        if has_limits then
-            undo.begin()
         end
     end
 

@@ -75,8 +75,24 @@ local putting = part(function(putting)
 
     local is_limited -- whether the namespace has a backlog limit
 
-    -- Read at once what the first drafts need. Those of topics with a lane of their own get its
-    -- name.
+    -- Set the policy of a draft that is not plain and, if its topic has one lane, the name of that.
+    -- Add its merge key and its serial key. Returns the name of its lane; nil: its number decides.
+    local function look_up(draft, merge_keys, lines)
+        local topic = draft.topic
+        local policy = policies.of(topic)
+        draft.policy = policy
+        draft.lane = not policy.buckets and policy.partitions == 1 and topic
+        if draft.mkey then
+            merge_keys[#merge_keys + 1] = topic .. '\0' .. draft.mkey
+        end
+        if draft.key and policy.serial then
+            lines[#lines + 1] = topic .. '\0' .. draft.key
+        end
+        return draft.lane or (policy.buckets or draft.spread) and lanes.name_for(policy, topic,
+            draft.spread) or nil
+    end
+
+    -- Read at once what the first drafts need.
     function putting.load(drafts, count)
         local names, merge_keys, lines, known, topics, last = {}, {}, {}, {}, {}, nil
         is_limited = shard.max_backlog or shard.max_backlog_bytes
@@ -86,27 +102,9 @@ local putting = part(function(putting)
         policies.load(topics)
         for n = 1, count do
             local draft = drafts[n]
-            local topic = draft.topic
-            if not draft.is_plain then
-                local policy = policies.of(topic)
-                draft.policy, draft.lane = policy, topic
-                if policy.buckets or policy.partitions > 1 then
-                    draft.lane = false
-                end
-                if draft.mkey then
-                    merge_keys[#merge_keys + 1] = topic .. '\0' .. draft.mkey
-                end
-                if draft.key and policy.serial then
-                    lines[#lines + 1] = topic .. '\0' .. draft.key
-                end
-                if policy.partitions == 1 or draft.spread then
-                    topic = lanes.name_for(policy, topic, draft.spread)
-                else
-                    topic = last
-                end
-            end
-            if topic ~= last then
-                names[#names + 1], last = topic, topic
+            local name = draft.is_plain and draft.topic or look_up(draft, merge_keys, lines)
+            if name and name ~= last then
+                names[#names + 1], last = name, name
             end
             if draft.id then
                 ids.add_wanted(known, draft.topic, draft.id)

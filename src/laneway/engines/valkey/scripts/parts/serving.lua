@@ -96,6 +96,26 @@ local serving = part(function(serving)
     -- A source: a sorted set that is read page by page, in the order of scores. Those of lanes are
     -- in their records too, which is faster than reading scores.
 
+    -- Read the other first lanes of groups, by the names of theirs, if the first one of a group has
+    -- too few messages for a visit.
+    local function read_other_lanes(names_of_groups)
+        local others, is_one_enough = {}, true
+        for n = 1, #names_of_groups do
+            local found = names_of_groups[n]
+            local lane = found[1] and lanes.find(found[1])
+            if lane and lane.ready < calls.chunk then
+                is_one_enough = false
+                for place = 2, #found do
+                    others[#others + 1] = found[place]
+                end
+            end
+        end
+        lanes.load(others)
+        if #names_of_groups > 0 then
+            first_lanes = is_one_enough and 1 or CHUNK
+        end
+    end
+
     -- Read the groups among the members of an index, and the lanes that a visit of each needs at
     -- least. They replace their members; the names of lanes replace the others.
     local function read_groups(members, gate)
@@ -127,21 +147,7 @@ local serving = part(function(serving)
             end
         end
         lanes.load(firsts)
-        local others, is_one_enough = {}, true
-        for n = 1, #more do
-            local found = more[n]
-            local lane = found[1] and lanes.find(found[1])
-            if lane and lane.ready < calls.chunk then
-                is_one_enough = false
-                for place = 2, #found do
-                    others[#others + 1] = found[place]
-                end
-            end
-        end
-        lanes.load(others)
-        if #more > 0 then
-            first_lanes = is_one_enough and 1 or CHUNK
-        end
+        read_other_lanes(more)
     end
 
     -- How many members the next page should have: as many as are needed, if they deliver as much
@@ -297,8 +303,27 @@ local serving = part(function(serving)
         return found
     end
 
+    local advance
+
+    -- Push a group that was read from a source, unless its gates were found first.
+    local function advance_to_group(heap, source, group, position)
+        local is_pushed = group.position
+        group.listed_in, group.position = source.id, position
+        if is_pushed then
+            return advance(heap, source)
+        end
+        if calls.may_pass then
+            source.always = source.always - (source.is_seen and 1 or 0)
+            if is_used_up(source) then
+                return stop(source, position)
+            end
+        end
+        group.entry = { group.vt, group.number, group, source }
+        push(heap, group.entry)
+    end
+
     -- Push the next member of a source to the heap, if there is one.
-    local function advance(heap, source)
+    function advance(heap, source)
         if source.at > #source.found then
             if not source.is_last then
                 read_page(source)
@@ -313,22 +338,8 @@ local serving = part(function(serving)
         local found, at = source.found, source.at
         local position = source.offset - #found + at - 1
         if source.of_lanes and shard.groups > 0 and type(found[at]) == 'table' then
-            local group = found[at]
             source.at = at + 1
-            group.listed_in = source.id
-            if group.position then -- its gates were found first
-                group.position = position
-                return advance(heap, source)
-            end
-            group.position = position
-            if calls.may_pass then
-                source.always = source.always - (source.is_seen and 1 or 0)
-                if is_used_up(source) then
-                    return stop(source, position)
-                end
-            end
-            group.entry = { group.vt, group.number, group, source }
-            push(heap, group.entry)
+            return advance_to_group(heap, source, found[at], position)
         elseif source.of_lanes then
             local lane = lanes.find(found[at])
             source.at = at + 1
@@ -662,7 +673,6 @@ local serving = part(function(serving)
         advance(heap, new_source(tier_queue.heads, PAGE))
         local line = { heap = heap, tier_queue = tier_queue, known = known, behind = runnable,
             yielding = {}, groups = {} }
-        calls.lines[tier_queue] = line
         return line
     end
 
@@ -1067,54 +1077,64 @@ local serving = part(function(serving)
         return blocked and 0 or least
     end
 
-    -- Take as many messages from the lane as all limits admit, and charge the lane for them.
-    -- `mids`: these, if they are not the lane's first ones. `folded`: only messages of this topic,
-    -- in a bucket whose keys have limits. `in_order`: only if it is the lane's turn at its gates.
-    local function visit(lane, tier_queue, room, count_of_lanes, mids, folded, in_order)
-        local policy = lane.policy or lanes.policy_of(lane)
-        local is_limited, gate = lanes.is_limited(lane, policy), lanes.gate_of(lane, policy)
-        local take = min(room, fairness.chunk(room, count_of_lanes, policy.weight),
-            lanes.allowance(lane, policy))
-        if is_limited then
-            take = min(take, calls.startable)
+    -- Take these slots of keys. `folded`, `mids`: of these messages of a bucket, which are picked.
+    local function take_slots(given, policy, slots, take, folded, mids)
+        local counts = {}
+        for n = 1, take do
+            local slot = slots[n]
+            if slot then
+                counts[slot] = (counts[slot] or 0) + 1
+            end
+            if folded then
+                table.insert(given.picked, mids[n])
+            end
         end
-        if policy.paused or (lane.is_rare and lane.back_off_step > 0
-            and lane.back_off_until > shard.now) then
+        for slot, each in pairs(counts) do
+            key_limits.take(given.lane, policy, slot, each)
+        end
+    end
+
+    -- How many messages of the lane, at most `take`, all limits admit, the permits that these use
+    -- together, and those of the largest. Their slots of keys are taken. Arguments as of `visit`.
+    local function admitted(given, policy, gate, take, mids, folded, in_order)
+        local lane, slots = given.lane, nil
+        take = min(take, lanes.allowance(lane, policy))
+        if policy.paused or lane.back_off_until > shard.now then
             take = 0
         end
-        local given = given_by(lane)
         if calls.last_rank then
             take = min(take, count_ready(lane, given.wanted))
         end
         if gate and take > 0 then
             take = min(take, room_at_gates(given, policy, gate, mids, in_order))
         end
-        local slots
         if take > 0 and policy.key_limited then
             mids, slots = next_within_limits(given, policy, take, folded)
             take = #mids
         end
         local permits, largest = take, 1
-        if is_limited and take > 0 and lane.need > 0 and (policy.rate or gate) then
+        if take > 0 and lane.need > 0 and (policy.rate or gate) then
             take, permits, largest = admit(given, policy, gate, take, mids)
         end
+        if take > 0 and slots then
+            take_slots(given, policy, slots, take, folded, mids)
+        end
+        return take, permits, largest
+    end
+
+    -- Take as many messages from the lane as all limits admit, and charge the lane for them.
+    -- `mids`: these, if they are not the lane's first ones. `folded`: only messages of this topic,
+    -- in a bucket whose keys have limits. `in_order`: only if it is the lane's turn at its gates.
+    local function visit(lane, tier_queue, room, count_of_lanes, mids, folded, in_order)
+        local policy, given = lane.policy or lanes.policy_of(lane), given_by(lane)
+        local is_limited, gate = lanes.is_limited(lane, policy), lanes.gate_of(lane, policy)
+        local most = fairness.chunk(room, count_of_lanes, policy.weight)
+        if is_limited then
+            most = min(most, calls.startable)
+        end
+        local take, permits, largest = admitted(given, policy, gate, most, mids, folded, in_order)
         if take <= 0 then
             return 0
-        end
-        if slots then
-            local counts = {}
-            for n = 1, take do
-                local slot = slots[n]
-                if slot then
-                    counts[slot] = (counts[slot] or 0) + 1
-                end
-                if folded then
-                    table.insert(given.picked, mids[n])
-                end
-            end
-            for slot, each in pairs(counts) do
-                key_limits.take(lane, policy, slot, each)
-            end
         end
         if is_limited then
             calls.startable = calls.startable - take
@@ -1352,29 +1372,13 @@ local serving = part(function(serving)
         return (not calls.tiers or calls.tiers[tier.name]) and tier_queues.find(pool, tier.name)
     end
 
-    -- Those of the entries in one of these sets, in their order.
-    local function chosen(entries, ...)
+    -- Those of the entries that are in a set, in their order.
+    local function chosen(entries, set)
         local found = {}
         for _, entry in ipairs(entries) do
-            for _, set in ipairs({ ... }) do
-                if set[entry] then
-                    found[#found + 1] = entry
-                    break
-                end
-            end
+            found[#found + 1] = set[entry] and entry or nil
         end
         return found
-    end
-
-    -- Mark the entries that have work: those of a list.
-    local function set_working(entries, active)
-        for _, entry in ipairs(entries) do
-            entry.working = false
-        end
-        for _, entry in ipairs(active) do
-            entry.working = true
-        end
-        fairness.set_carries(entries)
     end
 
     -- Serve tiers by their shares; `active`: those with work. One that lets others go first at a
@@ -1390,31 +1394,30 @@ local serving = part(function(serving)
             if #active > 1 and calls.startable < room then
                 step = calls.startable > 0 and calls.startable or min(room, STEP)
             end
-            set_working(entries, entries)
+            fairness.set_carries(entries)
             fairness.split(step, active)
             local taken, left = serve_parts(active), {}
             room = room - taken
+            if taken > 0 then -- it may be their turn now
+                left, yielded = yielded, {}
+            end
             for _, entry in ipairs(active) do
-                if not entry.is_empty then
+                if not entry.is_empty or (taken > 0 and entry.has_yielded) then
                     left[entry] = true
                 elseif entry.has_yielded then
                     yielded[entry] = true
                 end
                 entry.is_empty = false
             end
-            if taken > 0 then
-                active, yielded = chosen(entries, left, yielded), {}
-            else
-                active = chosen(entries, left)
-            end
+            active = chosen(entries, left)
         end
-        local working = {}
+        for _, entry in ipairs(entries) do
+            entry.working = false
+        end
         for _, entry in ipairs(active) do
-            if not entry.waits then
-                working[#working + 1] = entry
-            end
+            entry.working = not entry.waits
         end
-        set_working(entries, working)
+        fairness.set_carries(entries)
         -- a call that passes lanes over does not change the tiers' carries
         for _, entry in ipairs(calls.may_pass and {} or entries) do
             entry.tier_queue.carry = entry.kept
@@ -1438,7 +1441,7 @@ local serving = part(function(serving)
             local tier_queue = served_queue(pool, tier)
             if tier_queue and not tier.strict then
                 local entry = { share = tier.share, carry = tier_queue.carry, left = 0,
-                    tier_queue = tier_queue }
+                    tier_queue = tier_queue, working = true }
                 entries[#entries + 1] = entry
                 local known = {}
                 if count(tier_queue, 1, known) > 0 then
@@ -1884,6 +1887,35 @@ local serving = part(function(serving)
         end
     end
 
+    -- Choose what is delivered: the visits, in the order of their deliveries.
+    local function choose(topics, pool, room)
+        if topics then
+            serve_topics(topics, pool, room)
+            return calls.visits
+        end
+        serve_pool(pool, room)
+        return mixed(calls.visits)
+    end
+
+    -- Serve only what the filter of the call names.
+    local function set_filter(only)
+        calls.begins, calls.may_pass = only.begins, only.may_pass
+        calls.first_rank, calls.last_rank = only.first_rank, only.last_rank
+        calls.stopped, calls.seen, calls.is_read = {}, {}, {}
+        calls.only = only.patterns and {}
+        for _, pattern in ipairs(only.patterns or {}) do
+            local kind = sub(pattern, 1, 1)
+            if kind == OF_TIER then
+                calls.tiers = calls.tiers or {}
+                calls.tiers[sub(pattern, 2)] = true
+            elseif kind == WITHOUT then
+                calls.only[sub(pattern, 2)], calls.is_common = false, true
+            else
+                calls.only[pattern] = true
+            end
+        end
+    end
+
     -- Choose, fetch and lease up to `room` messages. Returns number and record of each, flat; runs
     -- of {how many in a row, when their leases end, whether they are limited}, flat; {position,
     -- further bodies} of messages that have some, flat; the first fence; whether lanes were left
@@ -1905,7 +1937,7 @@ local serving = part(function(serving)
             ahead = 0, refused = 0, visited = 0, is_halted = false,
             -- by gate and tier queue, see `queue_of`; those that lanes have come to; lanes at gates
             -- that deliver nothing more; how often lanes have moved
-            lines = {}, queues = {}, came_to = {}, left_out = {}, moves = {},
+            queues = {}, came_to = {}, left_out = {}, moves = {},
             -- the tier queues with shares, what they are owed, and how many messages of their parts
             -- are left; whether lanes of theirs wait only for the slots of workers
             entries = {}, has_runnable = false, missed = {}, yields = true, has_yielded = false,
@@ -1913,33 +1945,12 @@ local serving = part(function(serving)
         calls.passed_over, calls.has_pools = false, are_several_pools()
         at_next_begin(reset)
         if only then
-            calls.begins, calls.may_pass = only.begins, only.may_pass
-            calls.first_rank, calls.last_rank = only.first_rank, only.last_rank
-            calls.stopped, calls.seen, calls.is_read = {}, {}, {}
-            if only.patterns then
-                calls.only = {}
-                for _, pattern in ipairs(only.patterns) do
-                    local kind = sub(pattern, 1, 1)
-                    if kind == OF_TIER then
-                        calls.tiers = calls.tiers or {}
-                        calls.tiers[sub(pattern, 2)] = true
-                    elseif kind == WITHOUT then
-                        calls.only[sub(pattern, 2)], calls.is_common = false, true
-                    else
-                        calls.only[pattern] = true
-                    end
-                end
-            end
+            set_filter(only)
         end
         gates.save()
         messages.save() -- housekeeping's changes are read from the store
         local first = last_fence() + 1
-        if topics then
-            serve_topics(topics, pool, room)
-        else
-            serve_pool(pool, room)
-        end
-        deliver_all(topics and calls.visits or mixed(calls.visits))
+        deliver_all(choose(topics, pool, room))
         for _, lane in ipairs(calls.missed) do
             lanes.place(lane)
         end

@@ -75,7 +75,7 @@ local writes = part(function(writes)
 
     -- Read several fields of one hash at once. Returns the values of all that are known.
     function writes.load_fields(name, wanted)
-        local values = fields_of(name)
+        local values = wanted[1] and fields_of(name) or {}
         local missing = unknown_in(values, wanted)
         for n, value in ipairs(read_many(name, missing, run)) do
             values[missing[n]] = value
