@@ -70,6 +70,10 @@ def test_prices_and_nodes(laneway: Command) -> None:
         (("--shards", "3"), "--shards: expected a power of two, got 3"),
         (("--costs", "absent.json"), "costs absent.json: No such file or directory"),
         (("--costs", __file__), "write the file with `laneway bench --costs"),
+        (("--rule", "limits=0.5", "--limited", "0.2"), "--limited and --rule limits are the same"),
+        (("--rule", "ttl=0.5", "--rule", "ttl=1"), "--rule ttl: given twice"),
+        (("--node", "cores=1", "--node", "cores=2"), "--node cores: given twice"),
+        (("--rule", "serial=0.6", "--rule", "key_rate=0.5"), "no policy has both"),
     ],
 )
 def test_wrong_input_is_one_line(laneway: Command, arguments: tuple[str, ...], words: str) -> None:
@@ -77,6 +81,41 @@ def test_wrong_input_is_one_line(laneway: Command, arguments: tuple[str, ...], w
     error = laneway("capacity", *LOAD, *arguments, code=2).stderr
     assert words in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "the costs have no engine sqlite, only an empty list"),
+        ({"mysql": {}}, "the costs have no engine sqlite, only mysql"),
+        ({"valkey": {"steps": {"client": {}}}}, "valkey.steps.client.put is missing"),
+        ({"valkey": {"rules": {"ttl": {}}}}, "valkey.rules.ttl.steps.client.put is missing"),
+        ({"valkey": {"beat": {"client": 1.0}}}, "valkey.beat.server is missing"),
+        ({"valkey": {"trips": {}}}, "valkey.trips.put is missing"),
+        ({"valkey": {"message_bytes": 1e308}}, "Expected `float` <= 1000000000000.0"),
+    ],
+)
+def test_costs_of_another_version(
+    laneway: Command, tmp_path: Path, change: dict[str, dict[str, object]], words: str
+) -> None:
+    """A file that lacks what a prediction needs is refused in one line that names the lack."""
+    path = tmp_path / "costs.json"
+    ours = msgspec.to_builtins(costs.load()["valkey"])
+    path.write_bytes(msgspec.json.encode({name: ours | each for name, each in change.items()}))
+    error = laneway("capacity", *LOAD, "--costs", str(path), code=2).stderr
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_files_of_a_sqlite_host(laneway: Command) -> None:
+    """A file has one writer, so a host's cores need several; without them its lock is too busy."""
+    fast = ("--topics", "1e4", "--rate", "1e5", "--workers", "10", "--engine", "sqlite")
+    (slow,) = laneway.json("capacity", *fast, "--rate", "5e3")["plans"]
+    (several,) = laneway.json("capacity", *fast)["plans"]
+    assert slow["shards"] == 1
+    assert several["shards"] > several["store_cores"] > 1
+    shown = laneway("capacity", *fast, "--shards", "1").stdout
+    assert "sqlite: file locks: " in shown
 
 
 def test_a_fit_finds_the_cost() -> None:

@@ -15,6 +15,9 @@ from laneway.cli.session import json_option, print_json, say, table
 ENGINES = tuple(model.NODES)
 
 
+WITHOUT_SERIAL = ("key_concurrency", "key_rate")
+"""Rules that no policy has together with `serial`."""
+
 COUNT = click.FloatRange(1, 1e15)
 
 
@@ -32,6 +35,8 @@ def _numbers(
         name, separator, value = text.partition("=")
         if not separator:
             raise click.UsageError(f"{option}: expected NAME=NUMBER, got {text!r:.60}")
+        if name in found:
+            raise click.UsageError(f"{option} {name}: given twice")
         if names is not None and name not in names:
             raise click.UsageError(f"{option}: expected {', '.join(names)}, got {name:.60}")
         with contextlib.suppress(ValueError):
@@ -41,6 +46,20 @@ def _numbers(
                 f"{option} {name}: expected a number from {least:g} to {most:g}, got {value!r:.60}"
             )
     return found
+
+
+def _shares(rules: tuple[str, ...], limited: float) -> dict[str, float]:
+    """Which share of the messages each rule holds for. Raises UsageError."""
+    shares = _numbers("--rule", rules, 1)
+    if limited and "limits" in shares:
+        raise click.UsageError("--limited and --rule limits are the same; remove one of them")
+    for name in sorted(shares.keys() & set(WITHOUT_SERIAL)):
+        if shares[name] + shares.get("serial", 0) > 1:
+            raise click.UsageError(
+                f"--rule {name} and --rule serial: no policy has both, so their shares add up to at"
+                " most 1"
+            )
+    return shares | ({"limits": limited} if limited else {})
 
 
 @click.command()
@@ -84,7 +103,9 @@ def _numbers(
     help="Messages of one call, on average.",
 )
 @click.option(
-    "--shards", type=click.IntRange(1, model.MOST_SHARDS), help="Default: as few as are enough."
+    "--shards",
+    type=click.IntRange(1, model.MOST_SHARDS),
+    help="Or files of each SQLite host. Default: as few as are enough.",
 )
 @click.option(
     "--price",
@@ -132,7 +153,7 @@ def capacity(  # one argument for each option
     This is a computation. docs/capacity.md shows how well it predicts what was measured.
     """
     known = costs.load(path or costs.OURS)
-    shares = _numbers("--rule", rules, 1) | ({"limits": limited} if limited else {})
+    shares = _shares(rules, limited)
     for number in (topics, rate, workers, message_bytes, limited, backlog, policies, batch):
         if math.isnan(number):
             raise click.UsageError("nan is not a number")
@@ -149,7 +170,8 @@ def capacity(  # one argument for each option
         policies=policies,
     )
     missing = [engine for engine in engines if engine not in known]
-    if missing:
+    if missing or not known.keys() & set(ENGINES):
+        missing = missing or list(ENGINES)
         raise click.UsageError(
             f"the costs have no engine {missing[0]}, only {', '.join(known) or 'an empty list'};"
             f" measure it with `laneway bench --costs FILE --engine {missing[0]}`"
@@ -175,7 +197,7 @@ def _show(plans: list[model.Plan], known: dict[str, costs.EngineCosts]) -> None:
     """The plans as a table, and a sentence for each bottleneck."""
     rows: list[tuple[str, Any]] = [
         ("nodes", lambda plan: f"{plan.nodes:,}"),
-        ("shards", lambda plan: "-" if plan.engine == "sqlite" else f"{plan.shards:,}"),
+        ("shards", lambda plan: f"{plan.shards:,}"),
         ("cores of the store", lambda plan: f"{plan.store_cores:,.1f}"),
         ("cores of workers, without handlers", lambda plan: f"{plan.worker_cores:,.1f}"),
         ("idle work, % of the store", lambda plan: f"{plan.idle_share * 100:,.2f}"),

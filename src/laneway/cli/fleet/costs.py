@@ -10,9 +10,11 @@ processor's caches: that part grows with the logarithm of their number.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from operator import mul
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -25,6 +27,10 @@ OPERATIONS = ("put", "lease", "settle", "forget")
 STEPS = OPERATIONS[:3]
 
 SIDES = ("client", "server")
+
+Number = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+"""In a file: a number with which no computation overflows."""
+
 CACHED_TOPICS = 30_000
 """
 The number of topics above which their records are in none of the processor's caches: 16 MB on
@@ -61,12 +67,12 @@ class Step(msgspec.Struct, frozen=True):
     What an operation costs for each quantity of its work: microseconds, or round trips.
     """
 
-    call: float = 0.0
-    message: float = 0.0
-    lane: float = 0.0
-    new: float = 0.0
-    growth: float = 0.0
-    creating: float = 0.0
+    call: Number = 0.0
+    message: Number = 0.0
+    lane: Number = 0.0
+    new: Number = 0.0
+    growth: Number = 0.0
+    creating: Number = 0.0
 
     def cost(self, work: Work) -> float:
         """What the work costs."""
@@ -82,9 +88,9 @@ class Rule(msgspec.Struct, frozen=True):
     """
 
     steps: dict[str, dict[str, Step]] = {}
-    message_bytes: float = 0.0
-    topic_bytes: float = 0.0
-    trips: dict[str, float] = {}
+    message_bytes: Number = 0.0
+    topic_bytes: Number = 0.0
+    trips: dict[str, Number] = {}
     group: str = ""
 
 
@@ -104,16 +110,31 @@ class EngineCosts(msgspec.Struct, frozen=True):
     body_bytes: int
     steps: dict[str, dict[str, Step]]
     rules: dict[str, Rule]
-    message_bytes: float
-    topic_bytes: float
-    policy_bytes: float
-    network_bytes: dict[str, float]
+    message_bytes: Number
+    topic_bytes: Number
+    policy_bytes: Number
+    network_bytes: dict[str, Number]
     trips: dict[str, Step]
-    beat: dict[str, float]
-    beat_bytes: float
-    wait: dict[str, float]
-    wait_bytes: float
-    sample: dict[str, float]
+    beat: dict[str, Number]
+    beat_bytes: Number
+    wait: dict[str, Number]
+    wait_bytes: Number
+    sample: dict[str, Number]
+
+    def missing(self) -> Iterator[str]:
+        """What is needed for predictions and not here, such as "steps.server.put"."""
+        of_rules = {f"rules.{name}.steps": rule.steps for name, rule in self.rules.items()}
+        for where, steps in {"steps": self.steps, **of_rules}.items():
+            for side, operation in product(SIDES, OPERATIONS):
+                if operation not in steps.get(side, ()):
+                    yield f"{where}.{side}.{operation}"
+        for where, names, found in (
+            ("trips", OPERATIONS, self.trips),
+            ("beat", SIDES, self.beat),
+            ("wait", SIDES, self.wait),
+            ("sample", SIDES, self.sample),
+        ):
+            yield from (f"{where}.{name}" for name in names if name not in found)
 
     def microseconds(
         self, side: str, operation: str, work: Work, shares: Mapping[str, float] | None = None
@@ -154,7 +175,9 @@ class EngineCosts(msgspec.Struct, frozen=True):
     def rule(self, name: str) -> Rule:
         """The costs of a rule. Raises UsageError."""
         if name not in self.rules:
-            raise UsageError(f'the costs have no rule "{name}", only {", ".join(self.rules)}')
+            raise UsageError(
+                f'the costs have no rule "{name}", only {", ".join(self.rules) or "none"}'
+            )
         return self.rules[name]
 
 
@@ -199,13 +222,17 @@ def fitted(works_: Sequence[Work], measured: Sequence[float]) -> Step:
 def load(path: str | Path = OURS) -> dict[str, EngineCosts]:
     """The costs in a file, by engine. Raises UsageError."""
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, EngineCosts])
+        found = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, EngineCosts])
+        for engine, costs in found.items():
+            if missing := next(costs.missing(), None):
+                raise ValueError(f"{engine}.{missing} is missing")
     except OSError as error:
         raise UsageError(f"costs {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(
             f"costs {path}: {error}; write the file with `laneway bench --costs {path}`"
         ) from error
+    return found
 
 
 def save(path: str, engine: str, costs: EngineCosts) -> None:

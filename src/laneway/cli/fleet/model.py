@@ -50,6 +50,9 @@ BUSY = 0.6
 """The share of processor, network and locks that is planned for; 0.75 of memory and disk."""
 
 FULL = 0.75
+OF_SHARDS = ("shards", "schema locks", "file locks")
+"""What more shards give more of."""
+
 ROUND_TRIP_US = 200.0
 """Microseconds of a round trip between machines, which a PostgreSQL schema's lock is held for."""
 
@@ -162,9 +165,7 @@ def _fleet(
         if (
             shards is not None
             or count >= MOST_SHARDS
-            or all(
-                need.used <= 1 for need in found.needs if need.name in ("shards", "schema locks")
-            )
+            or all(need.used <= 1 for need in found.needs if need.name in OF_SHARDS)
         ):
             return found
         count *= 2
@@ -270,8 +271,9 @@ def _fixed(
     each: dict[str, dict[str, float]],
 ) -> list[Need]:
     """Limits that more nodes do not remove."""
-    if engine == "sqlite":
-        return []
+    if engine == "sqlite":  # each host has a namespace of its own, with these files
+        held = sum(each["client"][name] for name in STEPS) / 1e6
+        return [Need("file locks", nodes, load.rate * held / BUSY / shards / nodes, is_fixed=True)]
     fixed = [Need("shards", nodes, nodes / shards, is_fixed=True)]
     to_node, to_shard = CONNECTIONS[engine]
     connections = load.workers * (to_node + to_shard * shards / min(nodes, shards))
