@@ -6,7 +6,8 @@ A Python block after a line that ends with "`shop.py`:" is that file. In a conso
 that begins with `$` is a command, and the lines below it are its output, in any order: `…` stands
 for anything, and a number for any number. `^C` interrupts the command when the lines above it have
 been printed. `ID` is the last message id that was shown. A command that ends with `&` runs until
-the end of the page, and what it prints belongs to the commands after it.
+`kill %1`, and what it prints belongs to the commands after it. The pages of the tutorial are read
+one after the other in one folder, so what a page leaves behind meets the next one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from laneway.testing.servers import free_port
 from tests.docs.forks import Forks
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = sorted([*(DOCS / "tutorial").glob("*.md"), *(DOCS / "guides").glob("*.md")])
+TUTORIAL = [
+    DOCS / "tutorial" / f"{name}.md"
+    for name in ("first-queue", "two-customers", "dead-endpoint", "production")
+]
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
+STORIES = {"tutorial": TUTORIAL} | {guide.stem: [guide] for guide in GUIDES}
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ANY_ID = r"\b[0-9a-f]{4,9}-[0-9a-f]{12}\b"
 STEP = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
@@ -41,10 +47,11 @@ def python() -> Iterator[Forks]:
 
 
 class Story:
-    """A page that is followed in a folder."""
+    """Pages that are followed in a folder, one after the other."""
 
-    def __init__(self, page: Path, folder: Path, python: Forks) -> None:
-        self.text = page.read_text().replace(PORT, str(free_port()))
+    def __init__(self, pages: list[Path], folder: Path, python: Forks) -> None:
+        text = "\n".join(page.read_text() for page in pages)
+        self.text = text.replace(PORT, str(free_port()))
         self.folder, self.python = folder, python
         self.output = folder.parent / f"{folder.name}.out"
         self.output.touch()
@@ -71,6 +78,9 @@ class Story:
             return
         if words[0] == "export":
             self.environment |= dict(word.split("=", 1) for word in words[1:])
+            return
+        if words == ["kill", "%1"]:
+            self.end()
             return
         found = MESSAGE_ID.findall(self.seen)
         words = [found[-1] if word == "ID" and found else word for word in words]
@@ -101,7 +111,8 @@ class Story:
         return self.output.read_bytes()[begin:].decode()
 
     def end(self) -> None:
-        for process in self.background:
+        while self.background:
+            process = self.background.pop()
             os.kill(process, signal.SIGTERM)
             self.python.wait(process)
 
@@ -143,13 +154,18 @@ def pattern(line: str) -> re.Pattern[str]:
     return re.compile(rf"\s*{text}\s*")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("name", STORIES)
 def test_a_page_can_be_followed(
-    page: Path, tmp_path: Path, python: Forks, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, python: Forks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command of the page works, in the order of the page, and prints what the page shows."""
-    story = Story(page, tmp_path, python)
+    """Each command works, in the order of the pages, and prints what they show."""
+    story = Story(STORIES[name], tmp_path, python)
     try:
         story.follow()
     finally:
         story.end()
+
+
+def test_every_page_of_the_tutorial_is_followed() -> None:
+    """No page of the folder is missing in the list above."""
+    assert sorted(TUTORIAL) == sorted((DOCS / "tutorial").glob("*.md"))
