@@ -75,6 +75,23 @@ def test_a_server_that_is_away(opened: Opened) -> None:
     assert "check the server" in refusal(opened, "postgresql://postgres@127.0.0.1:9/postgres")
 
 
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("9/postgres?shard=4", '"shard".*; did you mean "shards"\\?$'),
+        ("9/postgres?sslmod=require", '"sslmod".*; did you mean "sslmode"\\?$'),
+        ("9/postgres?zzz=1", '"zzz".*; correct it$'),
+        ("9/postgres?connect_timeout=soon", "connect_timeout: 'soon'.*; correct it$"),
+        ("99999/postgres", 'invalid port number: "99999".*; correct it$'),
+    ],
+)
+def test_a_url_that_libpq_refuses(opened: Opened, part: str, expected: str) -> None:
+    """It is a usage error: no later try can succeed."""
+    with pytest.raises(UsageError, match=expected) as caught:
+        opened(f"postgresql://me:secret@127.0.0.1:{part}")
+    assert "secret" not in str(caught.value)
+
+
 def test_an_old_server(
     server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,10 +25,12 @@ def test_what_is_not_there_is_no_ok() -> None:
         lines = doctor(server.url)
     assert lines[0].startswith("ok   server: ")
     assert lines[1].startswith(
-        'no   durability "fsync": not on this server: durability "fsync" needs the append-only'
-        " file; run CONFIG SET"
+        'no   durability "fsync": not on this server: needs the append-only file;'
+        " run CONFIG SET appendonly yes appendfsync always"
     )
-    assert lines[2].startswith('no   durability "replicated": not on this server: ')
+    assert lines[2].startswith(
+        'no   durability "replicated": not on this server: needs 1 or more replica'
+    )
     assert "no   namespace: " in lines[3]
     assert "there is no namespace default" in lines[3]
 

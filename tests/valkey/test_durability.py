@@ -293,8 +293,8 @@ def test_a_server_that_stores_nothing_begins_again(
 @pytest.mark.parametrize(
     ("config", "durability", "advice"),
     [
-        ({}, "fsync", "CONFIG SET appendonly yes"),
-        ({}, "replicated", 'durability "replicated" needs 1 replicas, it has 0'),
+        ({}, "fsync", "CONFIG SET appendonly yes appendfsync always"),
+        ({}, "replicated", 'durability "replicated" needs 1 or more replicas, it has 0'),
         ({"maxmemory_policy": "allkeys-lru"}, "memory", "CONFIG SET maxmemory-policy noeviction"),
     ],
 )

@@ -126,4 +126,6 @@ def _registered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
 
 def _unknown(scheme: str, registered: dict[str, EntryPoint]) -> str:
     schemes = sorted((*OWN, *registered))
-    return f'there is no engine "{scheme}", only {", ".join(schemes)}{meant(scheme, schemes)}'
+    return f'there is no engine "{scheme}"' + (
+        meant(scheme, schemes) or f", only {', '.join(schemes)}"
+    )

@@ -14,6 +14,8 @@ from laneway.engines.shared.urls import ENCODE, split
 from laneway.errors import UsageError
 from laneway.printable import redacted
 
+OWN_OPTIONS = ("shards", "pooler", "listen")
+"""The options of a URL that libpq does not get."""
 MOST_SHARDS = 1024
 MOST_NAME_BYTES = 48
 """Longer namespaces are named by a part and a digest: a schema's name has at most 63 bytes."""
@@ -72,11 +74,11 @@ def parse(url: str) -> Address:
     if not parts.path.strip("/") and "dbname=" not in parts.query:
         raise UsageError(
             f"engine URL {redacted(url)!r}: the database is missing; write"
-            ' "postgresql://user@host/database"'
+            ' "postgresql://host/database"'
         )
     options = parse_qsl(parts.query, keep_blank_values=True)
-    own = {name: value for name, value in options if name in _OWN_OPTIONS}
-    query = _without(_OWN_OPTIONS, parts.query)
+    own = {name: value for name, value in options if name in OWN_OPTIONS}
+    query = _without(OWN_OPTIONS, parts.query)
     server = _joined(parts.netloc, parts.path, query)
     direct = parts.netloc
     if "listen" in own:
@@ -109,7 +111,6 @@ def _joined(netloc: str, path: str, query: str) -> str:
 _ENDS_A_PASSWORD = re.compile(r"@.*@|%(?![0-9A-Fa-f]{2})")
 _PLACE = re.compile(r"[^/@?#\s]+(/[^/@?#\s]+)?")
 _HOSTS = ("host", "hostaddr", "port")
-_OWN_OPTIONS = ("shards", "pooler", "listen")
 _POOLERS = {None: None, "transaction": True, "none": False}
 
 

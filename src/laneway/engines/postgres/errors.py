@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-from psycopg import errors
+from psycopg import errors, pq
 
-from laneway.errors import BadMessage, EngineCorrupt, EngineUnavailable, LanewayError
+from laneway.engines.postgres.address import OWN_OPTIONS
+from laneway.errors import BadMessage, EngineCorrupt, EngineUnavailable, LanewayError, UsageError
+from laneway.printable import meant
 
 _CHANGED = {False: "nothing was changed", None: "whether the change happened is not known"}
 
@@ -39,6 +41,12 @@ _NOT_CONNECTED = (
     ),
 )
 """What libpq reports while it connects, which has no SQLSTATE, and what to do."""
+
+_WRONG_URL = re.compile(
+    'invalid URI query parameter: "(?P<option>.*)"|invalid (port number|[a-z_]+ value)'
+    "|bad value for|missing key/value separator|percent-encoded|Servname not supported"
+)
+"""What libpq and psycopg report about a URL that they cannot use, whatever the server does."""
 
 _CURES: tuple[tuple[type[errors.Error], str], ...] = (
     (errors.DiskFull, "the server's disk is full; make room and try again"),
@@ -81,16 +89,21 @@ def explain(name: str, error: errors.Error, *, applied: bool | None = False) -> 
     if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
         return EngineCorrupt(f"{name}: the tables are damaged ({text}); restore a backup")
     if error.sqlstate is None:
-        for pattern, cure in _NOT_CONNECTED:
-            if re.search(pattern, text):
-                return EngineUnavailable(
-                    f"{name}: {cure} ({text}); {_CHANGED[applied]}", applied=applied
-                )
-        return EngineUnavailable(
-            f"{name}: no connection ({text}); {_CHANGED[applied]}, check the server and try again",
-            applied=applied,
-        )
+        return _without_connection(name, text, applied)
     return EngineUnavailable(f"{name}: {text}; {_CHANGED[applied]}", applied=applied)
+
+
+def _without_connection(name: str, text: str, applied: bool | None) -> LanewayError:
+    if wrong := _WRONG_URL.search(text):
+        known = (*OWN_OPTIONS, *(each.keyword.decode() for each in pq.Conninfo.get_defaults()))
+        advice = meant(wrong["option"] or "", known) or "; correct it"
+        return UsageError(f"{name}: the URL cannot be used ({text}){advice}")
+    cures = (cure for pattern, cure in _NOT_CONNECTED if re.search(pattern, text))
+    cure = next(cures, "no connection")
+    advice = ", check the server and try again" if cure == "no connection" else ""
+    return EngineUnavailable(
+        f"{name}: {cure} ({text}); {_CHANGED[applied]}{advice}", applied=applied
+    )
 
 
 def was_applied(error: errors.Error) -> bool | None:

@@ -71,12 +71,12 @@ def check_server(url: str) -> list[Check]:
     unfit = server_check.problems(facts, connections.address, "memory")
     if unfit:
         return [_unfit("server", facts, problem) for problem in unfit]
-    checks = [Check("server", ok=True, detail=f"{facts.name}, {facts.replicas} replicas, fit")]
+    checks = [Check("server", ok=True, detail=f"{facts.name}, fit, replicas: {facts.replicas}")]
     for durability in ("fsync", "replicated"):
         cannot = server_check.problems(facts, connections.address, durability)
         slow = durability == "fsync" and facts.fsync == "everysec"
         if cannot:
-            what, _, advice = cannot[0].partition("; ")
+            what, _, advice = cannot[0].removeprefix(f'durability "{durability}" ').partition("; ")
             checks.append(
                 Check(
                     f'durability "{durability}"',

@@ -236,7 +236,7 @@ def problems(found: Facts, address: Address, durability: str) -> list[Problem]:
         if found.replicas < address.replicas:
             against.append(
                 Problem(
-                    f'durability "replicated" needs {address.replicas} replicas, it has'
+                    f'durability "replicated" needs {address.replicas} or more replicas, it has'
                     f" {found.replicas}; start more, or set ?replicas="
                 )
             )
@@ -257,7 +257,7 @@ def _cannot_append(found: Facts, durability: str) -> list[Problem]:
         return [
             Problem(
                 f'durability "{durability}" needs the append-only file; run CONFIG SET appendonly'
-                " yes, and appendfsync always"
+                " yes appendfsync always"
             )
         ]
     return []
