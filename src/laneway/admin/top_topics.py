@@ -7,7 +7,7 @@ Counting it adds no cost per message, and every engine has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import nsmallest
 from typing import Literal, get_args
 
@@ -70,6 +70,17 @@ def topics(
         stats.worker_time = busy[topic]
         found.append(stats)
     return found
+
+
+def first_of(
+    found: Iterable[TopicStats], order: ListOrder, now_us: int, limit: int
+) -> list[TopicStats]:
+    """The first topics of several lists, which may have the same topics."""
+    unique = {stats.topic: stats for stats in found}.values()
+    if order == "name":
+        return sorted(unique, key=lambda stats: stats.topic)[:limit]
+    measure = MEASURES[order]
+    return sorted(unique, key=lambda stats: (-measure(stats, now_us), stats.topic))[:limit]
 
 
 def listed(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 from laneway.admin import top_topics
@@ -109,18 +110,10 @@ class Reader:
         after: str | None = None,
     ) -> list[TopicStats]:
         """The first topics of an order that one of the patterns covers."""
-        found: dict[str, TopicStats] = {}
-        for pattern in patterns:
-            for stats in self._top(order, pattern, limit, after):
-                found[stats.topic] = stats
-        if order == "name":
-            return sorted(found.values(), key=lambda stats: stats.topic)[:limit]
-        if len(patterns) == 1:
-            return list(found.values())[:limit]
-        now_us, measure = self.now_us(), top_topics.MEASURES[order]
-        return sorted(found.values(), key=lambda stats: (-measure(stats, now_us), stats.topic))[
-            :limit
-        ]
+        lists = [self._top(order, pattern, limit, after) for pattern in patterns]
+        if len(lists) == 1:
+            return lists[0][:limit]
+        return top_topics.first_of(chain(*lists), order, self.now_us(), limit)
 
     def _top(
         self, order: top_topics.ListOrder, pattern: str, limit: int, after: str | None

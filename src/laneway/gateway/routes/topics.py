@@ -59,16 +59,11 @@ def list_topics(call: Call) -> TopicsAnswer:
             after=None if query.after is None else arguments.name("topics", "after", query.after),
         )
     now_us = engine.time_us()
-    if query.order == "name":
-        found.sort(key=lambda stats: stats.topic)
-    else:
-        measure = top_topics.MEASURES[query.order]
-        found.sort(key=lambda stats: (-measure(stats, now_us), stats.topic))
-    unique = list({stats.topic: stats for stats in found}.values())[: query.limit]
-    is_full = len(unique) == query.limit
+    page = top_topics.first_of(found, query.order, now_us, query.limit)
+    is_full = len(page) == query.limit
     return TopicsAnswer(
-        [TopicAnswer(**topic_fields(stats, now_us)) for stats in unique],
-        unique[-1].topic if is_full and query.order == "name" else None,
+        [TopicAnswer(**topic_fields(stats, now_us)) for stats in page],
+        page[-1].topic if is_full and query.order == "name" else None,
         is_full,
     )
 
