@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from laneway.engines.base import FullEngine, Settings
 from laneway.message import Action, Batch, Draft, Lease, Receipt, Settlement, SettlementAnswer
@@ -17,7 +18,7 @@ TIERS = {"high": Tier(6), "mid": Tier(3), "low": Tier(1)}
 
 class EngineDriver:
     """
-    An engine, and a clock that only `later` moves.
+    An engine, and a clock that moves by `later`, and by `after` of a lease, only.
 
     `make` opens an empty engine; `open` calls it again. `now` is the engine's time in microseconds
     since 1970, which every method here passes as `now_us`. The engine's `random` is 1.0, so every
@@ -45,22 +46,22 @@ class EngineDriver:
         drafts = [Draft(topic, body.encode(), **options) for body in bodies]  # type: ignore[arg-type]
         return self.engine.put(drafts, now_us=self.now)
 
-    def batch(self, n: int = 100, **options: object) -> Batch:
+    def batch(self, n: int = 100, *, after: float = 0, **options: object) -> Batch:
+        """Lease, as `lease`, `bodies` and `run` do, `after` that many seconds."""
+        self.later(after)
         return self.engine.lease(n, now_us=self.now, **options)  # type: ignore[arg-type]
 
-    def lease(self, n: int = 100, **options: object) -> list[Lease]:
+    def lease(self, n: int = 100, **options: Any) -> list[Lease]:
         return self.batch(n, **options).leases
 
-    def bodies(self, n: int = 100, **options: object) -> list[str]:
+    def bodies(self, n: int = 100, **options: Any) -> list[str]:
         """Lease, and return the bodies."""
         return [lease.body.decode() for lease in self.lease(n, **options)]
 
     def bodies_after(self, quiet: float, more: float = 0.1) -> list[str]:
         """Lease nothing for `quiet` seconds; `more` seconds later lease, and return the bodies."""
-        self.later(quiet)
-        assert self.lease() == []
-        self.later(more)
-        return self.bodies()
+        assert self.lease(after=quiet) == []
+        return self.bodies(after=more)
 
     def tick_after(self, seconds: float) -> None:
         """Move the clock, and let the engine do its housekeeping."""
@@ -73,7 +74,7 @@ class EngineDriver:
         settlements = [Settlement(lease.handle, lease.fence, action, **options) for lease in leases]  # type: ignore[arg-type]
         return self.engine.settle(settlements, now_us=self.now)
 
-    def run(self, n: int = 100, **options: object) -> list[str]:
+    def run(self, n: int = 100, **options: Any) -> list[str]:
         """Lease and ack, and return the bodies."""
         leases = self.lease(n, **options)
         self.settle(leases)

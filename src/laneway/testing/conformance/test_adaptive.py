@@ -104,8 +104,7 @@ def test_retry_after_backs_off(driver: EngineDriver) -> None:
     _windows(driver, 8)
     driver.settle(driver.lease(), "back_off", delay_us=5 * SECOND)
     assert driver.lease() == []
-    driver.later(5)
-    driver.settle(driver.lease(), cost_us=QUICK_US)
+    driver.settle(driver.lease(after=5), cost_us=QUICK_US)
     assert len(driver.lease()) == 7
 
 
@@ -130,8 +129,7 @@ def test_explain(driver: EngineDriver) -> None:
     (reason, _) = driver.engine.explain("last", "a", now_us=driver.now).reasons
     assert "2 messages of its topic are leased, and its concurrency is 2 now (auto, 1 to" in reason
     driver.settle(leases, "retry", delay_us=0, overload="timeout")
-    driver.later(3)
-    driver.lease()
+    driver.lease(after=3)
     assert driver.engine.topic_list(limit=1, now_us=driver.now)[0].limit == 1
     (reason, _) = driver.engine.explain("last", "a", now_us=driver.now).reasons
     assert reason.endswith("is 1 now (auto, 1 to 64): lowered 3.0 s ago after a timeout")
@@ -204,8 +202,7 @@ def test_explain_partitions(driver: EngineDriver) -> None:
     """`explain` names the topic's limit and its reason, whatever the message's partition is."""
     _auto_of_four(driver)
     driver.settle(driver.lease(100), "retry", delay_us=0, overload="timeout")
-    driver.later(3)
-    assert len(driver.lease(100)) == 1
+    assert len(driver.lease(100, after=3)) == 1
     for key in KEYS:
         (reason, _) = driver.engine.explain(_last_of(driver, key), "a", now_us=driver.now).reasons
         assert reason == (

@@ -180,8 +180,7 @@ def test_a_call_for_one_tier_does_not_wait_for_the_others(
     for topic in ("a", "b", "ab"):
         driver.put(topic, *map(str, range(200)))
     for _ in range(200):
-        driver.later(0.02)
-        driver.run(10, tiers=["mid"])
+        driver.run(10, tiers=["mid"], after=0.02)
     assert driver.waiting("ab") <= 10
 
 
@@ -309,12 +308,10 @@ def test_a_message_that_a_gate_is_held_for_costs_less(driver: EngineDriver) -> N
     driver.policy("b", gate="A")
     driver.put("b", *map(str, range(300)), headers={COST: "5"})
     assert len(driver.lease(1)) == 1
-    driver.later(1)
-    assert driver.lease(1) == []
+    assert driver.lease(1, after=1) == []
     driver.policy("a", gate="A")
     driver.put("a", *map(str, range(300)))
-    driver.later(1)
-    assert driver.lease(1) == []  # what comes is kept for `b`
+    assert driver.lease(1, after=1) == []  # what comes is kept for `b`
     a_gate(driver, "A", concurrency=2)  # the first lease keeps one slot
     check_counts(driver, {"a": 100, "b": 100})
 

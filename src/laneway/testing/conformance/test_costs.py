@@ -218,10 +218,8 @@ def test_retries_cost_again(driver: EngineDriver) -> None:
     driver.policy("a", retries=1, backoff=0)
     put(driver, "a", 60)
     driver.settle(driver.lease(), "retry")
-    driver.later(5.9)
-    assert driver.lease() == []
-    driver.later(0.1)
-    driver.settle(driver.lease(), "dead")
+    assert driver.lease(after=5.9) == []
+    driver.settle(driver.lease(after=0.1), "dead")
     driver.engine.dead_redrive(topic="a", now_us=driver.now)
     assert driver.bodies_after(5.9) == ["60"]
 
@@ -263,8 +261,7 @@ def test_explain_names_the_cost(driver: EngineDriver) -> None:
         put(driver, topic, 60)
         put(driver, topic, 50, id="next")
     driver.lease()
-    driver.later(0.1)
-    assert driver.lease() == []
+    assert driver.lease(after=0.1) == []
     reasons = {
         topic: driver.engine.explain("next", topic=topic, now_us=driver.now).reasons
         for topic in ("a", "b")
@@ -281,8 +278,7 @@ def test_folded_topics_cost(driver: EngineDriver) -> None:
     put(driver, "f.2", 50)
     assert driver.bodies(topics=["f.2"]) == ["50"]
     assert driver.lease() == []
-    driver.later(5)
-    assert driver.bodies() == ["60"]
+    assert driver.bodies(after=5) == ["60"]
 
 
 def test_plain_messages_beside_expensive_ones(driver: EngineDriver) -> None:

@@ -13,8 +13,7 @@ def test_redriven_ttl_starts_when_due(driver: EngineDriver) -> None:
     driver.settle(driver.lease(), "dead")
     assert driver.engine.dead_redrive("a", spacing_us=120 * SECOND, now_us=driver.now) == 2
     assert driver.run() == ["1"]
-    driver.later(120)
-    assert driver.run() == ["2"]
+    assert driver.run(after=120) == ["2"]
 
 
 def test_redrive_drop_and_dead_ttl(
@@ -55,10 +54,8 @@ def test_redrive_spacing_over_pages(driver: EngineDriver) -> None:
         for first in (0, 2)
     ] == [2, 2]
     assert driver.run() == ["1"]
-    driver.later(2)
-    assert driver.run() == ["2", "3"]
-    driver.later(1)
-    assert driver.run() == ["4"]
+    assert driver.run(after=2) == ["2", "3"]
+    assert driver.run(after=1) == ["4"]
 
 
 def test_redrive_into_a_bucket(driver: EngineDriver) -> None:
@@ -77,7 +74,6 @@ def test_redrive_restarts_on_unhandled(driver: EngineDriver) -> None:
     driver.policy("a", on_unhandled="1h")
     driver.put("a", "1")
     driver.settle(driver.lease(), "unhandled")
-    driver.later(3_700)
-    assert driver.settle(driver.lease(), "unhandled") == ["died"]
+    assert driver.settle(driver.lease(after=3_700), "unhandled") == ["died"]
     driver.engine.dead_redrive("a", now_us=driver.now)
     assert driver.settle(driver.lease(), "unhandled") == ["released"]

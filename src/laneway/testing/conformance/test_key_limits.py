@@ -60,10 +60,8 @@ def test_key_rate(driver: EngineDriver) -> None:
     assert driver.now < wake <= driver.now + SECOND
     driver.now = wake
     assert driver.run() == ["k2"]
-    driver.later(0.5)
-    assert driver.run() == []
-    driver.later(0.5)
-    assert driver.run() == ["k3"]
+    assert driver.run(after=0.5) == []
+    assert driver.run(after=0.5) == ["k3"]
 
 
 def test_a_key_rate_outlives_the_lane(driver: EngineDriver) -> None:
@@ -74,8 +72,7 @@ def test_a_key_rate_outlives_the_lane(driver: EngineDriver) -> None:
     driver.tick_after(30)
     put(driver, "a", "k2")
     assert driver.run() == []
-    driver.later(30)
-    assert driver.run() == ["k2"]
+    assert driver.run(after=30) == ["k2"]
     driver.tick_after(120)
     driver.tick_after(2)
     assert driver.engine.tick(now_us=driver.now) is None, "nothing is left to wake for"
@@ -104,10 +101,8 @@ def test_a_lost_lease_frees_its_key(driver: EngineDriver) -> None:
     put(driver, "a", "k1", "k2")
     assert driver.bodies() == ["k1"]
     assert driver.lease() == []
-    driver.later(5)
-    assert driver.bodies() == ["k1"], "the message that came back is before the next one"
-    driver.later(4)
-    assert driver.lease() == []
+    assert driver.bodies(after=5) == ["k1"], "the message that came back is before the next one"
+    assert driver.lease(after=4) == []
 
 
 @pytest.mark.parametrize(
@@ -157,8 +152,7 @@ def test_parked_messages_can_be_removed(driver: EngineDriver) -> None:
     held = driver.lease()
     assert driver.lease() == []
     assert driver.engine.cancel(ids[1], "a", now_us=driver.now) == "cancelled"
-    driver.later(3)
-    assert driver.lease() == []
+    assert driver.lease(after=3) == []
     driver.settle(held)
     held = driver.lease()
     assert bodies_of(held) == ["k3"]
@@ -187,8 +181,7 @@ def test_retries_and_releases(driver: EngineDriver) -> None:
     put(driver, "a", "k1", "k2")
     driver.settle(driver.lease(), "retry")
     assert driver.run() == ["k2"]
-    driver.later(10)
-    assert driver.run() == ["k1"]
+    assert driver.run(after=10) == ["k1"]
     driver.policy("a", key_concurrency=None, key_rate="1/m")
     put(driver, "a", "m1", "m2")
     driver.settle(driver.lease(), "release", begun=False)
@@ -238,8 +231,7 @@ def test_other_limits_hold_too(driver: EngineDriver) -> None:
     put(driver, "a", "k1", "k2", "k3", "m1", "n1")
     held = driver.lease()
     assert bodies_of(held) == ["k1", "m1"]
-    driver.later(10)
-    assert driver.lease() == []
+    assert driver.lease(after=10) == []
     driver.settle(held[1:])
     assert driver.bodies() == ["n1"]
 

@@ -34,10 +34,8 @@ def test_delayed_messages(driver: EngineDriver) -> None:
     batch = driver.batch()
     assert batch.leases == []
     assert batch.next_wake_us == driver.now + 1 * SECOND
-    driver.later(0.999999)
-    assert driver.run() == []
-    driver.later(10)
-    assert driver.run() == ["one", "two", "at"]
+    assert driver.run(after=0.999999) == []
+    assert driver.run(after=10) == ["one", "two", "at"]
 
 
 def test_ttl(
@@ -47,8 +45,7 @@ def test_ttl(
     driver.policy("drop", on_expiry="drop", ttl=5)
     driver.put("a", "x", ttl_us=5 * SECOND)
     driver.put("drop", "y")
-    driver.later(5)
-    assert driver.run() == []
+    assert driver.run(after=5) == []
     assert [(view.body, view.state) for _, view in driver.engine.dead_list()] == [(b"x", "dead")]
     assert driver.engine.overview(now_us=driver.now).expired == 2
 
@@ -62,8 +59,7 @@ def test_expired_lease_is_lost(
     driver.put("a", "x")
     (old,) = driver.lease()
     assert driver.lease() == []
-    driver.later(60)
-    (new,) = driver.lease()
+    (new,) = driver.lease(after=60)
     assert new.fence > old.fence
     assert (new.attempt, new.deliveries, new.suspect) == (1, 2, True)
     assert driver.settle([old]) == ["lost"]
@@ -81,12 +77,9 @@ def test_extend(driver: EngineDriver) -> None:
     driver.later(50)
     assert driver.engine.extend([(x.handle, x.fence)], 60 * SECOND, now_us=driver.now) == [True]
     assert driver.engine.extend([(x.handle, x.fence)], 1 * SECOND, now_us=driver.now) == [True]
-    driver.later(10)
-    assert driver.bodies() == ["y"]
-    driver.later(49)
-    assert driver.bodies() == []
-    driver.later(1)
-    assert driver.bodies() == ["x"]
+    assert driver.bodies(after=10) == ["y"]
+    assert driver.bodies(after=49) == []
+    assert driver.bodies(after=1) == ["x"]
     assert y.fence
 
 
@@ -108,10 +101,8 @@ def test_longest_lease(driver: EngineDriver) -> None:
     pairs = [(leases[topic].handle, leases[topic].fence) for topic in ("a", "gated")]
     driver.later(1)
     assert driver.engine.extend(pairs[:1], 9 * SECOND, now_us=driver.now) == [True]
-    driver.later(7.999)
-    assert driver.bodies() == ["short"]
-    driver.later(0.001)
-    assert driver.bodies() == ["gated"]
+    assert driver.bodies(after=7.999) == ["short"]
+    assert driver.bodies(after=0.001) == ["gated"]
     assert driver.engine.extend(pairs, 9 * SECOND, now_us=driver.now) == [True, False]
 
 
@@ -203,8 +194,7 @@ def test_serial_keys(driver: EngineDriver) -> None:
             assert driver.bodies() == after_retry
         else:
             assert driver.lease() == []
-            driver.later(1)
-            assert driver.bodies() == after_retry
+            assert driver.bodies(after=1) == after_retry
         driver.engine.topic_delete(topic, now_us=driver.now)
 
 
@@ -268,13 +258,11 @@ def test_at_most_once(driver: EngineDriver) -> None:
     driver.put("a", "1", "2")
     assert driver.bodies() == ["1"]
     assert driver.bodies() == []
-    driver.later(60)
-    (second,) = driver.lease()
+    (second,) = driver.lease(after=60)
     assert second.body == b"2"
     assert driver.settle([second], "retry") == ["released"], "there is nothing left to retry"
     assert driver.engine.dead_list("a") == []
-    driver.later(3600)
-    assert driver.bodies() == []
+    assert driver.bodies(after=3600) == []
 
 
 def test_only(driver: EngineDriver) -> None:

@@ -26,8 +26,7 @@ def test_gate_freed_by_an_expired_lease(driver: EngineDriver) -> None:
     driver.put("b", "2")
     assert driver.lease() == []
     driver.policy("a", paused=True)
-    driver.later(1)
-    assert driver.bodies() == ["2"]
+    assert driver.bodies(after=1) == ["2"]
 
 
 def test_rate(driver: EngineDriver) -> None:
@@ -37,10 +36,8 @@ def test_rate(driver: EngineDriver) -> None:
     batch = driver.batch()
     assert len(batch.leases) == 2
     assert batch.next_wake_us == driver.now + 100_000
-    driver.later(0.1)
-    assert len(driver.lease()) == 1
-    driver.later(10)
-    assert len(driver.lease()) == 2
+    assert len(driver.lease(after=0.1)) == 1
+    assert len(driver.lease(after=10)) == 2
 
 
 def test_concurrency(driver: EngineDriver) -> None:
@@ -52,8 +49,7 @@ def test_concurrency(driver: EngineDriver) -> None:
     assert driver.lease() == []
     driver.settle(leases[:1])
     assert len(driver.lease()) == 1
-    driver.later(60)
-    assert len(driver.lease()) == 2
+    assert len(driver.lease(after=60)) == 2
 
 
 def test_gate_concurrency(driver: EngineDriver) -> None:
@@ -89,8 +85,7 @@ def test_changed_limits_apply_to_waiting_messages(driver: EngineDriver) -> None:
     driver.put("a", "1", "2", "3")
     assert driver.run() == ["1"]
     driver.policy("a", rate=10)
-    driver.later(0.1)
-    assert driver.run() == ["2"]
+    assert driver.run(after=0.1) == ["2"]
     driver.policy("a", rate=None, pool="gpu", tier="low")
     assert driver.run() == []
     assert driver.run(pool="gpu") == ["3"]
@@ -118,14 +113,11 @@ def test_back_off(driver: EngineDriver) -> None:
     leases = driver.lease(3)
     assert driver.settle(leases, "back_off") == ["released"] * 3
     assert driver.batch().next_wake_us == driver.now + SECOND
-    driver.later(1)
-    (probe,) = driver.lease()
+    (probe,) = driver.lease(after=1)
     assert probe.attempt == 1
     driver.settle([probe], "back_off")
-    driver.later(1)
-    assert driver.lease() == []
-    driver.later(1)
-    (probe,) = driver.lease()
+    assert driver.lease(after=1) == []
+    (probe,) = driver.lease(after=1)
     driver.settle([probe])
     assert len(driver.lease()) == 4
 
@@ -223,8 +215,7 @@ def test_one_partition_reaches_the_rate_of_all(driver: EngineDriver) -> None:
     driver.policy("a", partitions=4, rate=10.0, burst=5)
     _skewed(driver, 60)
     assert len(driver.lease(100)) == 5
-    driver.later(2)
-    assert len(driver.lease(100)) == 5
+    assert len(driver.lease(100, after=2)) == 5
     for key in _KEYS_OF_FOUR[1:]:
         driver.put("a", *["x"] * 60, key=key)
     moments = []

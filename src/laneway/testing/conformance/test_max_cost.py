@@ -197,8 +197,7 @@ def test_gate_reset(driver: EngineDriver) -> None:
     put(driver, MAX_COST)
     (first,) = driver.lease()
     driver.put("a.2", "1", "2", "3")
-    driver.later(3600)
-    assert driver.lease() == []
+    assert driver.lease(after=3600) == []
     assert driver.engine.gate_reset("g", now_us=driver.now)
     assert driver.bodies() == ["1", "2"]
     driver.settle([first])

@@ -29,8 +29,7 @@ def test_merge_last(driver: EngineDriver) -> None:
     driver.put("a", "now", key="q")
     driver.put("a", "later", key="q", delay_us=5 * SECOND)
     assert driver.bodies() == []
-    driver.later(5)
-    assert driver.bodies() == ["later"]
+    assert driver.bodies(after=5) == ["later"]
 
 
 def test_merge_all(driver: EngineDriver) -> None:
@@ -60,8 +59,7 @@ def test_window_and_debounce(driver: EngineDriver) -> None:
         driver.put("d", f"d{second}", key="k")
         driver.later(1.25)
     assert driver.bodies() == ["w3"]
-    driver.later(3)
-    assert driver.bodies() == ["d3"]
+    assert driver.bodies(after=3) == ["d3"]
 
 
 def test_leading_edge(driver: EngineDriver) -> None:
@@ -72,8 +70,7 @@ def test_leading_edge(driver: EngineDriver) -> None:
     driver.put("a", "2", key="k")
     driver.put("a", "3", key="k")
     assert driver.run() == []
-    driver.later(5)
-    assert driver.run() == ["3"]
+    assert driver.run(after=5) == ["3"]
 
 
 def test_returning_message_merges(driver: EngineDriver) -> None:

@@ -28,8 +28,7 @@ def test_ready_now(driver: EngineDriver) -> None:
     driver.settle(driver.lease(), "retry")
     driver.later(1)
     driver.put("a", "first", id="first")
-    driver.later(1)
-    assert driver.batch().leases[0].id == "first"
+    assert driver.batch(after=1).leases[0].id == "first"
     assert move(driver, "delayed", "ready") == "moved"
     driver.later(1)
     assert move(driver, "retried", "ready") == "moved"
@@ -149,8 +148,7 @@ def test_holder_of_a_lease(driver: EngineDriver, options: dict[str, str]) -> Non
     assert holder() is None
     driver.lease(holder="another")
     assert holder() == "another"
-    driver.later(3600)
-    assert len(driver.lease()) == 1
+    assert len(driver.lease(after=3600)) == 1
     assert holder() is None
 
 
@@ -169,8 +167,7 @@ def test_back_off_of_a_topic(driver: EngineDriver) -> None:
     assert driver.bodies() == []
     assert driver.engine.topic_back_off("b", 0, now_us=driver.now) >= 1
     assert driver.bodies() == ["b"] * 6
-    driver.later(5)
-    (probe,) = driver.lease()
+    (probe,) = driver.lease(after=5)
     assert driver.bodies() == []
     driver.settle([probe])
     assert len(driver.bodies()) == 5

@@ -20,8 +20,7 @@ def rate(driver: EngineDriver) -> None:
     driver.policy("a", rate=10)
     assert driver.run() == ["1"]
     driver.policy("a", rate=100, burst=1)
-    driver.later(0.01)
-    assert driver.run() == ["2"]
+    assert driver.run(after=0.01) == ["2"]
     driver.policy("a", rate=None, burst=None)
     assert driver.run() == ["3", "4", "5", "6"]
 
@@ -31,8 +30,7 @@ def burst(driver: EngineDriver) -> None:
     driver.put("a", *"123456")
     assert driver.run() == ["1"]
     driver.policy("a", burst=4)
-    driver.later(10)
-    assert driver.run() == ["2", "3", "4", "5"]
+    assert driver.run(after=10) == ["2", "3", "4", "5"]
 
 
 def concurrency(driver: EngineDriver) -> None:
@@ -97,8 +95,7 @@ def key_rate(driver: EngineDriver) -> None:
     assert driver.bodies() == ["1"]
     assert driver.bodies() == []
     driver.policy("a", key_rate=10)
-    driver.later(0.1)
-    assert driver.bodies() == ["2"]
+    assert driver.bodies(after=0.1) == ["2"]
 
 
 def gate(driver: EngineDriver) -> None:
@@ -143,8 +140,7 @@ def ttl(driver: EngineDriver) -> None:
     driver.put("a", "kept")
     driver.policy("a", ttl=5)
     driver.put("a", "short")
-    driver.later(5)
-    assert driver.run() == ["kept"]
+    assert driver.run(after=5) == ["kept"]
 
 
 def on_expiry(driver: EngineDriver) -> None:
@@ -168,8 +164,7 @@ def on_unhandled(driver: EngineDriver) -> None:
     driver.put("a", "1")
     driver.settle(driver.lease(), "unhandled")
     driver.policy("a", on_unhandled="1h")
-    driver.later(3_600)
-    assert driver.settle(driver.lease(), "unhandled") == ["died"]
+    assert driver.settle(driver.lease(after=3_600), "unhandled") == ["died"]
     ((_, letter),) = driver.engine.dead_list()
     assert letter.reason == "no handler: no worker had a handler for it within on_unhandled"
 
@@ -216,10 +211,8 @@ def window(driver: EngineDriver) -> None:
     driver.put("a", "old", key="k")
     driver.policy("a", window=2)
     driver.put("a", "new", key="l")
-    driver.later(2)
-    assert driver.run() == ["new"]
-    driver.later(8)
-    assert driver.run() == ["old"]
+    assert driver.run(after=2) == ["new"]
+    assert driver.run(after=8) == ["old"]
 
 
 def debounce(driver: EngineDriver) -> None:
@@ -228,10 +221,8 @@ def debounce(driver: EngineDriver) -> None:
     driver.policy("a", debounce=True)
     driver.later(5)
     driver.put("a", "2", key="k")
-    driver.later(5)
-    assert driver.run() == []
-    driver.later(5)
-    assert driver.run() == ["2"]
+    assert driver.run(after=5) == []
+    assert driver.run(after=5) == ["2"]
 
 
 def max_wait(driver: EngineDriver) -> None:
@@ -240,8 +231,7 @@ def max_wait(driver: EngineDriver) -> None:
     driver.policy("a", max_wait=12)
     driver.later(5)
     driver.put("a", "2", key="k")
-    driver.later(7)
-    assert driver.run() == ["2"]
+    assert driver.run(after=7) == ["2"]
 
 
 def edge(driver: EngineDriver) -> None:
@@ -314,8 +304,7 @@ def delivery(driver: EngineDriver) -> None:
     driver.put("a", "1")
     driver.policy("a", delivery="at_most_once")
     driver.lease()
-    driver.later(60)
-    assert driver.lease() == []
+    assert driver.lease(after=60) == []
 
 
 def min_concurrency(driver: EngineDriver) -> None:

@@ -57,12 +57,10 @@ def test_delayed_and_retried_priorities(driver: EngineDriver) -> None:
     driver.policy("a", backoff=1, retries=1)
     order = _put_all(driver, delay_us=SECOND)
     assert driver.lease() == []
-    driver.later(1)
-    leases = driver.lease()
+    leases = driver.lease(after=1)
     assert [lease.body.decode() for lease in leases] == order
     driver.settle(leases, "retry")
-    driver.later(1)
-    leases = driver.lease()
+    leases = driver.lease(after=1)
     assert [lease.priority for lease in leases] == PRIORITIES
     driver.settle(leases, "release")
     driver.settle(driver.lease(), "retry")
@@ -84,8 +82,7 @@ def test_merge_changes_the_priority(driver: EngineDriver) -> None:
     driver.put("a", "other", key="other", priority=7)
     for priority in (0, MOST, 3, LEAST, 1_000_000):
         driver.put("a", str(priority), key="k", priority=priority)
-    driver.later(5)
-    assert driver.bodies() == ["1000000", "other"]
+    assert driver.bodies(after=5) == ["1000000", "other"]
 
 
 def test_lowest_priority_is_dropped(driver: EngineDriver) -> None:

@@ -297,8 +297,7 @@ def test_signals(driver: EngineDriver) -> None:
     """
     driver.policy("a", ttl=5)
     driver.put("a", "own", id="x", headers=waits_for(3), delay_us=HOUR)
-    driver.later(100)
-    assert driver.lease() == []
+    assert driver.lease(after=100) == []
     assert signals(driver, 2, 2, 3) == ["accepted", "duplicate", "accepted"]
     assert driver.lease() == []
     assert driver.engine.find("x", "a").state == "delayed"  # type: ignore[union-attr]
@@ -333,10 +332,8 @@ def test_delay_and_ttl_of_the_last_signal(driver: EngineDriver) -> None:
         now_us=now,
     )
     assert driver.run() == ["plain"]
-    driver.later(5.5)
-    assert driver.run() == ["later"]
-    driver.later(5)
-    assert driver.run() == []
+    assert driver.run(after=5.5) == ["later"]
+    assert driver.run(after=5) == []
     assert {view.id for _, view in driver.engine.dead_list(limit=9)} == {"at", "expired"}
 
 
@@ -391,8 +388,7 @@ def test_on_end(driver: EngineDriver) -> None:
     driver.put("a", "fills it")
     driver.engine.settle([an_end(lease, b'{"status":"success"}')], now_us=driver.now)
     assert driver.engine.on_end("x", "a", b'["three"]') == b'{"status":"success"}'
-    driver.later(10)
-    (notice,) = driver.lease()
+    (notice,) = driver.lease(after=10)
     assert notice.headers == {TASK_HEADER: ENDED}
     assert msgspec.json.decode(notice.body) == {
         "id": "x",
@@ -505,8 +501,7 @@ def test_watch_ends(driver: EngineDriver) -> None:
     """After the seconds of a watch, at most one change is notified."""
     driver.put("a", "1", "2", "3")
     (name,) = driver.engine.watch_topic("a", 5, now_us=driver.now)
-    driver.later(6)
-    driver.run(1)
+    driver.run(1, after=6)
     listener = driver.engine.result_listener()
     listener.subscribe(name)
     await_subscriptions(listener, name)
@@ -545,8 +540,7 @@ def test_invalid_result_ttl(driver: EngineDriver) -> None:
             now_us=driver.now,
         )
         assert driver.engine.cancel(f"cancelled {n}", "a", now_us=driver.now) == "cancelled"
-    driver.later(2)
-    leases = driver.lease(500)
+    leases = driver.lease(500, after=2)
     ends = [
         Settlement(
             lease.handle,

@@ -43,8 +43,7 @@ def test_permits_that_come_back_late_are_not_used_twice(driver: EngineDriver, ki
     driver.put("a.1", *map(str, range(20)), key="k")
     early = driver.lease()
     assert len(early) == BURST
-    driver.later(4 / rate_of(kind))
-    assert len(driver.lease()) == 4
+    assert len(driver.lease(after=4 / rate_of(kind))) == 4
     driver.later(0.001)
     driver.settle(early, "release", begun=False)
     assert len(driver.lease()) <= 1

@@ -23,8 +23,7 @@ def test_unhandled(driver: EngineDriver) -> None:
         (lease,) = driver.lease()
         assert lease.attempt == 1
         assert driver.settle([lease], "unhandled") == ["released"]
-        driver.later(delay - 0.001)
-        assert driver.lease() == []
+        assert driver.lease(after=delay - 0.001) == []
         driver.later(0.001)
     (lease,) = driver.lease()
     driver.settle([lease], "unhandled")
@@ -51,8 +50,7 @@ def test_retries_and_backoff(
         answer = driver.settle([lease], "retry", reason="boom", error=f"Boom {attempt}")
         assert answer == (["retried"] if attempt < 3 else ["died"])
         if delay:
-            driver.later(delay - 0.000001)
-            assert driver.lease() == []
+            assert driver.lease(after=delay - 0.000001) == []
             driver.later(0.000001)
     ((_, dead),) = driver.engine.dead_list()
     assert dead.reason == "retries used up (3 attempts): boom"
@@ -66,8 +64,7 @@ def test_a_list_of_delays(driver: EngineDriver) -> None:
     for delay in (2, 0.5, 0.5):
         (lease,) = driver.lease()
         assert driver.settle([lease], "retry") == ["retried"]
-        driver.later(delay - 0.000001)
-        assert driver.lease() == []
+        assert driver.lease(after=delay - 0.000001) == []
         driver.later(0.000001)
     assert len(driver.lease()) == 1
 
@@ -187,8 +184,7 @@ def test_back_off_at_most_once(driver: EngineDriver) -> None:
     driver.put("a", *map(str, range(9)))
     driver.settle(driver.lease(1), "back_off")
     assert driver.lease() == []
-    driver.later(1)
-    probe = driver.lease()
+    probe = driver.lease(after=1)
     assert len(probe) == 1
     driver.settle(probe)
     assert len(driver.lease()) == 7

@@ -53,8 +53,7 @@ def test_a_lease_that_was_refused_by_one_gate_takes_nothing_of_the_other(
     assert driver.bodies() == ["3"]  # the permit is still there
     driver.settle([holds])
     assert driver.lease() == []
-    driver.later(1)
-    assert driver.bodies() == ["2"]
+    assert driver.bodies(after=1) == ["2"]
 
 
 @pytest.mark.parametrize("order", [["g", "h"], ["h", "g"]])

@@ -400,8 +400,7 @@ def test_subscription_that_has_nothing_to_deliver_is_used(driver: EngineDriver) 
     driver.put("orders", "1", delay_us=3_600 * SECOND)
     driver.later(700)
     driver.put("orders", "2", delay_us=3_600 * SECOND)
-    driver.later(2_901)
-    assert [lease.topic for lease in driver.lease(10, topics=["orders"])] == ["orders"]
+    assert [lease.topic for lease in driver.lease(10, topics=["orders"], after=2_901)] == ["orders"]
     driver.put("orders", "3", "4")  # "1" is due, and has not waited for long
     assert bodies_of(driver, AUDIT) == ["1", "3", "4"]
 
@@ -413,8 +412,7 @@ def test_subscription_that_backs_off_is_used(driver: EngineDriver) -> None:
     driver.later(200)
     driver.put("orders", "2", "3")
     assert driver.waiting(AUDIT) == 3
-    driver.later(200)
-    driver.lease(topics=["nothing"])
+    driver.lease(topics=["nothing"], after=200)
     driver.put("orders", "4")
     assert driver.waiting(AUDIT) == 3
 

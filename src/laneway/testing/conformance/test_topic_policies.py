@@ -67,16 +67,14 @@ def test_policy_outlives_its_lane(driver: EngineDriver) -> None:
     driver.put("a", "1")
     driver.policy("a", concurrency=1)
     driver.run()
-    driver.later(100)
-    driver.lease()
+    driver.lease(after=100)
     driver.put("a", "1", "2")
     leases = driver.lease()
     assert len(leases) == 1
     driver.policy("a", concurrency=None)
     driver.settle(leases)
     driver.run()
-    driver.later(100)
-    driver.lease()
+    driver.lease(after=100)
     driver.put("a", "1", "2")
     assert len(driver.lease()) == 2
 
@@ -180,8 +178,7 @@ def test_field_without_what_it_needs(driver: EngineDriver) -> None:
     driver.policy("*", merge="first")
     driver.put("a.1", "2", "3", key="k")
     assert driver.run() == []
-    driver.later(5)
-    assert driver.run() == ["2"]
+    assert driver.run(after=5) == ["2"]
 
 
 def test_contradictions_with_a_pattern(driver: EngineDriver) -> None:
@@ -241,8 +238,7 @@ def test_fields_that_act_at_publish(driver: EngineDriver) -> None:
     assert driver.run() == ["2", "3"]
     driver.policy("c", ttl=1)
     driver.put("c", "1")
-    driver.later(2)
-    assert driver.run() == []
+    assert driver.run(after=2) == []
     driver.policy("d", max_backlog=1)
     assert [receipt.outcome for receipt in driver.put("d", "1", "2")] == ["accepted", "refused"]
     driver.policy("d", max_backlog=None)

@@ -18,8 +18,7 @@ def test_purge_and_delete(driver: EngineDriver) -> None:
     (lease,) = driver.lease(1)
     assert driver.engine.topic_purge("a", now_us=driver.now) == 2
     assert driver.settle([lease], "retry") == ["retried"]
-    driver.later(3600)
-    (lease,) = driver.lease()
+    (lease,) = driver.lease(after=3600)
     driver.engine.topic_delete("a", now_us=driver.now)
     assert driver.settle([lease]) == ["gone"]
     assert driver.engine.topic_list(now_us=driver.now) == []
@@ -65,8 +64,7 @@ def test_throttled_time_has_passed(driver: EngineDriver, partitions: int) -> Non
     driver.later(60)
     assert throttled() == 20
     driver.policy("a", paused=None)
-    driver.later(10)
-    assert driver.lease() == []
+    assert driver.lease(after=10) == []
     assert 20 <= throttled() <= 30
     driver.later(3600)
     assert 20 <= throttled() <= 3600
@@ -112,8 +110,7 @@ def test_cursors(driver: EngineDriver) -> None:
     assert driver.engine.cursors("a")[0] == (first[0] + 2, first[1])
     driver.settle([leases[0]], "retry")
     assert driver.engine.cursors("a")[0] == (first[0] + 2, first[1])
-    driver.later(3600)
-    driver.run()
+    driver.run(after=3600)
     last = driver.engine.overview(now_us=driver.now).last_number
     assert driver.engine.cursors("a") == {0: (last, last)}
 
