@@ -10,7 +10,7 @@ from laneway.gateway.schema import Time
 from laneway.push.delivery_log import AttemptInfo, Result
 from laneway.push.endpoint import EndpointInfo
 from laneway.push.replay import ReplayResult
-from laneway.push.table import CHECKS, Record
+from laneway.push.table import CHECKS, Record, State
 from laneway.push.trial import TrialResult
 
 
@@ -18,7 +18,7 @@ class EndpointsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Which endpoints."""
 
     pattern: str = "*"
-    state: Literal["healthy", "failing", "busy", "open", "probing", "disabled"] | None = None
+    state: State | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
     after: str | None = None
 

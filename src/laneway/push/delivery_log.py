@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -93,6 +93,11 @@ _STATUS = re.compile("[1-5]([0-9][0-9]|xx)")
 
 _write = msgspec.json.Encoder().encode
 _read = msgspec.json.Decoder(Entry).decode
+
+
+def read(entry: LogEntry) -> Entry:
+    """What an entry of the log has stored."""
+    return _read(entry.data)
 
 
 class AttemptInfo(msgspec.Struct, kw_only=True):
@@ -247,9 +252,72 @@ def max_bytes_of(engine: FullEngine) -> int:
 # Search
 
 
+class Scan:
+    """
+    The entries of a span of the log, the newest first. At most `MOST_SEARCHED` are read.
+
+    Arguments: `topic`: None for all topics. `span`: as `span_us` returns it. `after`: `next` of the
+    scan before. Raises UsageError for a wrong `after`, or if the engine keeps no log.
+    """
+
+    def __init__(
+        self,
+        engine: FullEngine,
+        topic: str | None,
+        span: tuple[int, int | None] = (0, None),
+        after: str | None = None,
+    ) -> None:
+        self._log = _log_of(engine)
+        self._topic = topic
+        self._since_us, self._until_us = span
+        self._position = None if after is None else _position(after)
+        self.has_ended = False
+
+    @property
+    def next(self) -> str | None:
+        """The cursor behind the last entry that was read, or None at the end of the span."""
+        return None if self.has_ended else str(self._position)
+
+    def __iter__(self) -> Iterator[LogEntry]:
+        until_us = None if self._until_us is None else self._until_us + LATE_US
+        left = MOST_SEARCHED
+        while left > 0:
+            page = self._log.delivery_log_read(
+                self._topic, limit=min(PAGE, left), before=self._position, until_us=until_us
+            )
+            for self._position, entry in page:
+                if entry.at_us < self._since_us - LATE_US:
+                    self.has_ended = True
+                    return
+                if entry.at_us >= self._since_us and (
+                    self._until_us is None or entry.at_us <= self._until_us
+                ):
+                    yield entry
+            if not page:
+                self.has_ended = True
+                return
+            left -= len(page)
+
+
+def _log_of(engine: FullEngine) -> DeliveryLog:
+    """The engine as a delivery log. Raises UsageError if it has none."""
+    if not isinstance(engine, DeliveryLog):
+        raise UsageError("delivery log: this engine keeps none (engines.base.DeliveryLog)")
+    return engine
+
+
+def _position(after: str) -> int:
+    """The number in a cursor. Raises UsageError."""
+    if not (isinstance(after, str) and after.isascii() and after.isdigit() and len(after) < 20):
+        raise UsageError(
+            f"attempts: expected after to be the cursor of a page before, got {after!r:.80}"
+        )
+    return min(int(after), (1 << 63) - 1)
+
+
 def attempts(
     engine: FullEngine,
-    pattern: str = "*",
+    patterns: Sequence[str] = ("*",),
     *,
     limit: int = 50,
     after: str | None = None,
@@ -263,84 +331,38 @@ def attempts(
     """
     Search the delivery log, the newest attempts first.
 
-    For a topic, its own attempts are read; for a pattern, those of all topics. A page reads at most
+    For a topic, its own attempts are read; for patterns, those of all topics. A page reads at most
     10,000.
 
-    Arguments: `pattern`: a topic, or `push.*`. `limit`: at most 1,000. `after`: `next`
-    of the page before. `since`, `until`: Unix seconds. `result`: one of `RESULTS`. `status`: a
-    status of HTTP, a class such as `"5xx"`, or an error such as `"timeout"`. `message_id`, `key`:
-    of the message.
+    Arguments: `patterns`: a topic, or such as `push.*`. `limit`: at most 1,000. `after`: `next` of
+    the page before. `since`, `until`: Unix seconds. `result`: one of `RESULTS`. `status`: a status
+    of HTTP, a class such as `"5xx"`, or an error such as `"timeout"`. `message_id`, `key`: of the
+    message.
 
     Raises UsageError.
     """
-    return search(
-        engine,
-        [check_pattern(pattern)],
-        limit=limit,
-        after=after,
-        since=since,
-        until=until,
-        result=result,
-        status=status,
-        message_id=message_id,
-        key=key,
-    )
-
-
-def search(
-    engine: FullEngine,
-    patterns: Sequence[str],
-    *,
-    limit: int,
-    after: str | None,
-    since: float | None,
-    until: float | None,
-    result: str | None,
-    status: int | str | None,
-    message_id: str | None,
-    key: str | None,
-) -> AttemptPage:
-    """`attempts` of what any of several patterns covers."""
+    checked = [check_pattern(each) for each in patterns]
     whole("attempts", "limit", limit, most=1_000)
     if result is not None:
         choice("attempts", "result", result, RESULTS)
     accepts = _filter(status)
-    topic = patterns[0] if len(patterns) == 1 and not is_pattern(patterns[0]) else None
+    topic = checked[0] if len(checked) == 1 and not is_pattern(checked[0]) else None
     found: list[AttemptInfo] = []
-    position = read_cursor(after)
-    until_us = None if until is None else microseconds("until", until)
-    since_us = 0 if since is None else microseconds("since", since)
-    scanned = 0
-    while scanned < MOST_SEARCHED:
-        page = log_of(engine).delivery_log_read(
-            topic,
-            limit=min(PAGE, MOST_SEARCHED - scanned),
-            before=position,
-            until_us=None if until_us is None else until_us + LATE_US,
-        )
-        for position, entry in page:
-            scanned += 1
-            if entry.at_us < since_us - LATE_US:
-                return AttemptPage(attempts=found, next=None, is_truncated=False)
-            if (
-                entry.at_us < since_us
-                or (until_us is not None and entry.at_us > until_us)
-                or not (topic is not None or any(matches(each, entry.topic) for each in patterns))
-            ):
-                continue
-            stored = _read(entry.data)
-            if (
-                result in (None, stored.result)
-                and message_id in (None, stored.id)
-                and key in (None, stored.key)
-                and accepts(stored)
-            ):
-                found.append(info_of(entry, stored))
-                if len(found) == limit:
-                    return AttemptPage(attempts=found, next=str(position), is_truncated=False)
-        if not page:
-            return AttemptPage(attempts=found, next=None, is_truncated=False)
-    return AttemptPage(attempts=found, next=str(position), is_truncated=True)
+    scan = Scan(engine, topic, span_us(since, until), after)
+    for entry in scan:
+        if topic is None and not any(matches(each, entry.topic) for each in checked):
+            continue
+        stored = read(entry)
+        if (
+            result in (None, stored.result)
+            and message_id in (None, stored.id)
+            and key in (None, stored.key)
+            and accepts(stored)
+        ):
+            found.append(info_of(entry, stored))
+            if len(found) == limit:
+                return AttemptPage(attempts=found, next=scan.next, is_truncated=False)
+    return AttemptPage(attempts=found, next=scan.next, is_truncated=not scan.has_ended)
 
 
 def last_attempt(
@@ -348,37 +370,17 @@ def last_attempt(
 ) -> AttemptInfo | None:
     """The last attempt of a topic or a message, or None if the log has none or cannot be read."""
     try:
-        found = attempts(engine, topic, limit=1, message_id=message_id).attempts
+        found = attempts(engine, [topic], limit=1, message_id=message_id).attempts
     except LanewayError as error:
         log.warning("delivery log: %s", error)
         return None
     return found[0] if found else None
 
 
-def entries(
-    engine: FullEngine, topic: str, *, before: int | None, until_us: int | None, limit: int
-) -> list[tuple[int, int, Entry]]:
-    """Number, time and entry of a topic's attempts, the newest first."""
-    page = log_of(engine).delivery_log_read(topic, limit=limit, before=before, until_us=until_us)
-    return [(number, each.at_us, _read(each.data)) for number, each in page]
-
-
-def log_of(engine: FullEngine) -> DeliveryLog:
-    """The engine as a delivery log. Raises UsageError if it has none."""
-    if not isinstance(engine, DeliveryLog):
-        raise UsageError("delivery log: this engine keeps none (engines.base.DeliveryLog)")
-    return engine
-
-
-def read_cursor(after: str | None) -> int | None:
-    """The number in a cursor. Raises UsageError."""
-    if after is None:
-        return None
-    if not (isinstance(after, str) and after.isascii() and after.isdigit() and len(after) < 20):
-        raise UsageError(
-            f"attempts: expected after to be the cursor of a page before, got {after!r:.80}"
-        )
-    return min(int(after), (1 << 63) - 1)
+def newest(engine: FullEngine, topic: str, limit: int) -> list[Entry]:
+    """A topic's last attempts, the newest first."""
+    page = _log_of(engine).delivery_log_read(topic, limit=limit)
+    return [read(entry) for _, entry in page]
 
 
 def info_of(entry: LogEntry, stored: Entry) -> AttemptInfo:
@@ -428,7 +430,15 @@ def _filter(status: int | str | None) -> Callable[[Entry], bool]:
     return lambda entry: entry.error == text
 
 
-def microseconds(name: str, seconds: object) -> int:
+def span_us(since: float | None, until: float | None) -> tuple[int, int | None]:
+    """Two times in microseconds. Raises UsageError."""
+    return (
+        0 if since is None else _microseconds("since", since),
+        None if until is None else _microseconds("until", until),
+    )
+
+
+def _microseconds(name: str, seconds: object) -> int:
     """Unix seconds as microseconds. Raises UsageError."""
     if (
         isinstance(seconds, bool)

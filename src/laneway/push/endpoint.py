@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
@@ -197,7 +197,7 @@ class Endpoint(Noun):
         """
         return delivery_log.attempts(
             self._runtime.engine,
-            self.topic,
+            [self.topic],
             limit=limit,
             after=after,
             since=since,
@@ -278,19 +278,12 @@ def set_endpoint(
     return endpoint
 
 
-def set_many(
-    runtime: Runtime, endpoints: Iterable[tuple[str, Mapping[str, Any]]]
-) -> list[Endpoint]:
-    """Create or change many endpoints."""
-    return list(set_each(runtime, endpoints))
-
-
 def set_each(
     runtime: Runtime, endpoints: Iterable[tuple[str, Mapping[str, Any]]], *, is_trusted: bool = True
 ) -> Iterator[Endpoint]:
     """
-    As `set_many`; yields those that are set before an error is raised. `is_trusted`: see
-    `table.changed`.
+    Create or change many endpoints; yields those that are set before an error is raised.
+    `is_trusted`: see `table.changed`.
     """
     engine, secrets = runtime.engine, _secrets(runtime)
     changes = table.set_many(engine, endpoints, secrets, of_process(), is_trusted=is_trusted)
@@ -301,14 +294,27 @@ def set_each(
 
 
 def list_endpoints(
-    engine: FullEngine, pattern: str, *, limit: int, after: str, state: str | None
+    engine: FullEngine, patterns: Sequence[str], *, limit: int, after: str, state: str | None
 ) -> tuple[list[EndpointInfo], str | None]:
-    """A page of endpoints, and the topic after which the next one begins, or None at the end."""
-    check_pattern(pattern)
+    """
+    A page of the endpoints that one of the patterns covers, by topic, and the topic after which the
+    next page begins, or None at the end.
+    """
     wanted = None if state is None else choice("endpoints", "state", state, STATES)
     whole("endpoints", "limit", limit, most=10_000)
-    page, following = table.listed(engine, pattern=pattern, limit=limit, after=after, state=wanted)
-    return [info_of(topic, record) for topic, record in page], following
+    found: dict[str, Record] = {}
+    following: list[str] = []
+    for pattern in patterns:
+        page, end = table.listed(
+            engine, pattern=check_pattern(pattern), limit=limit, after=after, state=wanted
+        )
+        found |= page
+        following += [end] if end is not None else []
+    topics = sorted(found)[:limit]
+    is_cut = len(found) > len(topics)
+    return [info_of(topic, found[topic]) for topic in topics], (
+        topics[-1] if is_cut else min(following, default=None)
+    )
 
 
 def _subscribe(engine: FullEngine, topic: str) -> None:

@@ -24,9 +24,9 @@ class Endpoints(Noun):
         Create or change many endpoints, given as pairs of topic and settings, in batches. Raises
         UsageError, which names the topic; the batches before it have been set.
         """
-        from laneway.push.endpoint import set_many  # noqa: PLC0415  # most programs push nothing
+        from laneway.push.endpoint import set_each  # noqa: PLC0415  # most programs push nothing
 
-        return set_many(self._runtime, endpoints)
+        return [*set_each(self._runtime, endpoints)]
 
     def list(
         self, pattern: str = "*", *, limit: int = 100, after: str = "", state: str | None = None
@@ -38,9 +38,10 @@ class Endpoints(Noun):
         """
         from laneway.push.endpoint import list_endpoints  # noqa: PLC0415  # most programs push nothing
 
-        return list_endpoints(self._runtime.engine, pattern, limit=limit, after=after, state=state)[
-            0
-        ]
+        found, _ = list_endpoints(
+            self._runtime.engine, [pattern], limit=limit, after=after, state=state
+        )
+        return found
 
     def attempts(
         self,
@@ -64,7 +65,7 @@ class Endpoints(Noun):
 
         return attempts(
             self._runtime.engine,
-            pattern,
+            [pattern],
             limit=limit,
             after=after,
             since=since,

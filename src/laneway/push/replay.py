@@ -19,7 +19,7 @@ from laneway.engines.base import FullEngine
 from laneway.errors import BadPolicy, Refused, UsageError
 from laneway.message import Draft
 from laneway.push import delivery_log
-from laneway.push.delivery_log import LATE_US, MOST_SEARCHED, PAGE, Entry
+from laneway.push.delivery_log import Entry, Scan, span_us
 from laneway.push.signature import REPLAY_HEADER
 
 MOST = 1_000
@@ -64,20 +64,12 @@ def replay_one(engine: FullEngine, topic: str, message_id: str) -> str:
         return message_id
     if state in ("waiting", "leased"):
         raise Refused(f"replay {message_id:.80}: it still waits in {topic}, or is being sent")
-    before: int | None = None
-    scanned = 0
-    while scanned < MOST_SEARCHED:
-        page = delivery_log.entries(engine, topic, before=before, until_us=None, limit=PAGE)
-        for _, _, entry in page:
-            if entry.id == message_id and entry.message is not None:
-                (receipt,) = engine.put([_draft(topic, entry)])
-                if receipt.outcome == "refused":
-                    raise Refused(f"replay {message_id:.80}: {receipt.reason}")
-                return receipt.id
-        if not page:
-            break
-        before = page[-1][0]
-        scanned += len(page)
+    for entry in map(delivery_log.read, Scan(engine, topic)):
+        if entry.id == message_id and entry.message is not None:
+            (receipt,) = engine.put([_draft(topic, entry)])
+            if receipt.outcome == "refused":
+                raise Refused(f"replay {message_id:.80}: {receipt.reason}")
+            return receipt.id
     raise Refused(f"replay {message_id:.80}: {NOT_KEPT}")
 
 
@@ -107,7 +99,7 @@ def replay_many(
     whole("replay", "limit", limit, most=MOST)
     if result not in (None, "acked", "dead"):
         raise UsageError(f"replay: expected result to be acked or dead, got {result!r:.80}")
-    span = _span(since, until)
+    span = span_us(since, until)
     return _replay(engine, topic, span, result, limit, _spacing_us(rate), dry_run, after, set())
 
 
@@ -126,7 +118,7 @@ def _replay(
     `replay_many`. `span`: `since` and `until`, µs. `seen`: messages whose last attempts were found
     by calls before; this one adds its own.
     """
-    found, next_ = _found(engine, topic, *span, after, limit, result, seen)
+    found, next_ = _found(Scan(engine, topic, span, after), limit, result, seen)
     answer = ReplayResult(next=next_)
     states = engine.lookup(topic, [each.id for each in found if each.message is None])
     drafts: list[Draft] = []
@@ -176,7 +168,7 @@ def steps(
     spacing_us = _spacing_us(rate)
     spacing = spacing_us / units.SECOND
     limit = max(1, min(MOST, round(STEP_SECONDS / spacing))) if spacing else MOST
-    span = _span(since, until)
+    span = span_us(since, until)
     after: str | None = None
     seen: set[str] = set()
     while True:
@@ -193,44 +185,20 @@ def steps(
 
 
 def _found(
-    engine: FullEngine,
-    topic: str,
-    since_us: int,
-    until_us: int | None,
-    after: str | None,
-    limit: int,
-    result: str | None,
-    seen: set[str],
+    scan: Scan, limit: int, result: str | None, seen: set[str]
 ) -> tuple[list[Entry], str | None]:
     """The last attempts of the messages to replay, the newest first, and the next cursor."""
     found: list[Entry] = []
-    position = delivery_log.read_cursor(after)
-    scanned = 0
-    while scanned < MOST_SEARCHED:
-        page = delivery_log.entries(
-            engine,
-            topic,
-            before=position,
-            until_us=None if until_us is None else until_us + LATE_US,
-            limit=PAGE,
-        )
-        for position, at_us, entry in page:
-            scanned += 1
-            if at_us < since_us - LATE_US:
-                return found, None
-            if at_us < since_us or (until_us is not None and at_us > until_us):
-                continue
-            message_id = entry.replay_of or entry.id
-            if message_id in seen:
-                continue
-            seen.add(message_id)
-            if result in (None, "acked" if entry.result == "acked" else "dead"):
-                found.append(entry)
-                if len(found) == limit:
-                    return found, str(position)
-        if not page:
-            return found, None
-    return found, str(position)
+    for entry in map(delivery_log.read, scan):
+        message_id = entry.replay_of or entry.id
+        if message_id in seen:
+            continue
+        seen.add(message_id)
+        if result in (None, "acked" if entry.result == "acked" else "dead"):
+            found.append(entry)
+            if len(found) == limit:
+                break
+    return found, scan.next
 
 
 def _draft(topic: str, entry: Entry) -> Draft:
@@ -244,14 +212,6 @@ def _draft(topic: str, entry: Entry) -> Draft:
         key=message.key,
         priority=message.priority,
         headers=headers,
-    )
-
-
-def _span(since: float | None, until: float | None) -> tuple[int, int | None]:
-    """A time in microseconds. Raises UsageError."""
-    return (
-        0 if since is None else delivery_log.microseconds("since", since),
-        None if until is None else delivery_log.microseconds("until", until),
     )
 
 

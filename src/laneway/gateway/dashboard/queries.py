@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from laneway.gateway.schema import MAX_NUMBER
+from laneway.push.delivery_log import Result
+from laneway.push.table import State
 
 UnixSeconds = Annotated[int, msgspec.Meta(ge=0, le=10**11)]
 
@@ -100,15 +102,11 @@ class DeadQuery(PageQuery):
     after: Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)] = 0
 
 
-EndpointState = Literal["healthy", "failing", "busy", "open", "probing", "disabled"]
-AttemptResult = Literal["acked", "retried", "dead", "backed_off", "released"]
-
-
 class EndpointsQuery(PageQuery):
     """`filter`: a topic or pattern. `state`: only such ones. `after`: the page before's last."""
 
     filter: str = ""
-    state: Literal[EndpointState, ""] = ""
+    state: Literal[State, ""] = ""
     after: str = ""
 
 
@@ -119,7 +117,7 @@ class EndpointQuery(PageQuery):
     """
 
     topic: str
-    result: Literal[AttemptResult, ""] = ""
+    result: Literal[Result, ""] = ""
     status: str = ""
     id: str = ""
     after: str = ""

@@ -161,7 +161,7 @@ def _endpoints(view: View) -> Iterator[Sentence]:
         return
 
     def read(state: table.State) -> tuple[int, list[EndpointInfo]]:
-        found = list_endpoints(view.engine, "*", limit=SHOWN_NAMES, after="", state=state)[0]
+        found = list_endpoints(view.engine, ["*"], limit=SHOWN_NAMES, after="", state=state)[0]
         return table.count(view.engine, state) if found else 0, found
 
     states: tuple[tuple[table.State, str, str], ...] = (

@@ -37,7 +37,7 @@ from laneway.gateway.schema import RemovedAnswer
 from laneway.gateway.wire import encode, past_us
 from laneway.policy import check_pattern, check_topic
 from laneway.push import endpoint as endpoints, replay as replays
-from laneway.push.delivery_log import AttemptInfo, search
+from laneway.push.delivery_log import AttemptInfo, attempts
 from laneway.push.table import EnabledRecently, now
 
 HIDDEN = "…"
@@ -56,18 +56,14 @@ def list_endpoints(call: Call) -> EndpointsAnswer:
     """List endpoints by topic, with their condition."""
     query: EndpointsQuery = call.query
     check_pattern(query.pattern)
-    found: dict[str, endpoints.EndpointInfo] = {}
-    following: list[str] = []
-    for pattern in call.caller.narrowed(query.pattern):
-        page, next_ = endpoints.list_endpoints(
-            call.engine, pattern, limit=query.limit, after=query.after or "", state=query.state
-        )
-        found |= {info.topic: info for info in page}
-        following += [next_] if next_ is not None else []
-    topics = sorted(found)[: query.limit]
-    is_cut = len(found) > len(topics)
-    end = topics[-1] if is_cut else min(following, default=None)
-    return EndpointsAnswer([_answer(found[topic]) for topic in topics], end)
+    page, following = endpoints.list_endpoints(
+        call.engine,
+        call.caller.narrowed(query.pattern),
+        limit=query.limit,
+        after=query.after or "",
+        state=query.state,
+    )
+    return EndpointsAnswer([_answer(info) for info in page], following)
 
 
 def show_endpoint(call: Call) -> EndpointAnswer:
@@ -269,7 +265,7 @@ def list_of_endpoint(call: Call) -> AttemptsAnswer:
 def _search(call: Call, patterns: Sequence[str], query: EndpointAttemptsQuery) -> AttemptsAnswer:
     if not patterns:
         return AttemptsAnswer([], None, False)
-    page = search(
+    page = attempts(
         call.engine,
         patterns,
         limit=query.limit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -12,17 +12,16 @@ from laneway.errors import Refused
 from laneway.gateway.dashboard import words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages.topics import why
-from laneway.gateway.dashboard.queries import AttemptResult, EndpointQuery
+from laneway.gateway.dashboard.queries import EndpointQuery
 from laneway.gateway.dashboard.view import View
 from laneway.gateway.problems import Problem
 from laneway.policy import check_topic
 from laneway.push import endpoint, table
-from laneway.push.delivery_log import AttemptInfo, AttemptPage, attempts
+from laneway.push.delivery_log import RESULTS, AttemptInfo, AttemptPage, attempts
 
 SHOWN = 50
 """Attempts in the table; of the last ones, success and latency are shown."""
 
-RESULTS = get_args(AttemptResult)
 
 SECONDS = ("timeout", "connect_timeout")
 """Settings that are durations."""
@@ -100,14 +99,14 @@ def _attempts(view: View, topic: str, query: EndpointQuery | None = None) -> Att
     """The last attempts, or what a search finds: it may read 10,000, so it is repeated seldom."""
     if query is None:
         return view.reader.once(
-            ("attempts", topic), lambda: attempts(view.engine, topic, limit=SHOWN)
+            ("attempts", topic), lambda: attempts(view.engine, [topic], limit=SHOWN)
         )
     key = "attempts", topic, query.result, query.status, query.id, query.after
     return view.reader.seldom(
         key,
         lambda: attempts(
             view.engine,
-            topic,
+            [topic],
             limit=SHOWN,
             after=query.after or None,
             result=query.result or None,

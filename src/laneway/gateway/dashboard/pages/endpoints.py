@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages.endpoint import judged
-from laneway.gateway.dashboard.queries import EndpointsQuery, EndpointState
+from laneway.gateway.dashboard.queries import EndpointsQuery
 from laneway.gateway.dashboard.view import View
 from laneway.policy import check_pattern, is_pattern
 from laneway.push import delivery_log, table
-from laneway.push.endpoint import EndpointInfo, list_endpoints
+from laneway.push.endpoint import STATES, EndpointInfo, list_endpoints
 
 SHOWN = 50
 
 JUDGED = 20
 """Attempts that a row's answer and times are of."""
 
-STATES = get_args(EndpointState)
 TROUBLES = ("open", "disabled", "failing", "busy")
 
 
@@ -51,7 +50,7 @@ def _counts(view: View, pattern: str) -> dict[str, str]:
     patterns = tuple(view.caller.narrowed(pattern))
 
     def read() -> dict[str, str]:
-        found = {}
+        found: dict[str, str] = {}
         for state in STATES:
             if state != "healthy":
                 count = sum(table.count(view.engine, state, pattern=each) for each in patterns)
@@ -74,12 +73,7 @@ def _answers(view: View, topics: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The last answer of each topic's endpoint, and the median and 95th of its last times."""
 
     def read(topic: str) -> dict[str, Any]:
-        last = [
-            entry
-            for _, _, entry in delivery_log.entries(
-                view.engine, topic, before=None, until_us=None, limit=JUDGED
-            )
-        ]
+        last = delivery_log.newest(view.engine, topic, JUDGED)
         times = [(entry.result == "acked", max(entry.ms, default=0.0) / 1000) for entry in last]
         return {"last": last[0].status or last[0].error if last else None, **judged(times)}
 
@@ -96,17 +90,7 @@ def _listed(
     key = "endpoints", patterns, state, after
 
     def read() -> tuple[list[EndpointInfo], str | None]:
-        found: dict[str, EndpointInfo] = {}
-        following: list[str] = []
-        for each in patterns:
-            page, end = list_endpoints(view.engine, each, limit=SHOWN, after=after, state=state)
-            found |= {info.topic: info for info in page}
-            following += [end] if end is not None else []
-        topics = sorted(found)[:SHOWN]
-        is_cut = len(found) > len(topics)
-        return [found[topic] for topic in topics], (
-            topics[-1] if is_cut else min(following, default=None)
-        )
+        return list_endpoints(view.engine, patterns, limit=SHOWN, after=after, state=state)
 
     # Among healthy ones, up to 10,000 endpoints are read for a page.
     return view.reader.once(key, read) if state is None else view.reader.seldom(key, read)
