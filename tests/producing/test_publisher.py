@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
@@ -72,7 +71,7 @@ def gather(
 def test_a_single_caller_does_not_wait(threads: ThreadPoolExecutor) -> None:
     """One caller, one batch, in its own thread."""
     store = SlowStore(held=False)
-    publisher = Publisher(SimpleNamespace(engine=store), threads)
+    publisher = Publisher(store.put, threads)
     assert publisher.put([Draft("a", b"")])[0].id == "id-a"
     assert store.batches == [["a"]]
 
@@ -81,7 +80,7 @@ def test_callers_during_a_commit_join_the_next(threads: ThreadPoolExecutor) -> N
     """Ten callers that queue during a commit become one batch, each with its own answer."""
     store = SlowStore(held=True)
     topics = [f"t{n}" for n in range(10)]
-    answers = gather(Publisher(SimpleNamespace(engine=store), threads), store, threads, topics)
+    answers = gather(Publisher(store.put, threads), store, threads, topics)
     assert answers == ["id-first", *(f"id-{topic}" for topic in topics)]
     assert [len(batch) for batch in store.batches] == [1, 10]
 
@@ -89,9 +88,7 @@ def test_callers_during_a_commit_join_the_next(threads: ThreadPoolExecutor) -> N
 def test_one_bad_message_fails_only_its_caller(threads: ThreadPoolExecutor) -> None:
     """The caller of a message that the engine refuses gets the error, the others their receipts."""
     store = SlowStore(held=True)
-    answers = gather(
-        Publisher(SimpleNamespace(engine=store), threads), store, threads, ["a", "bad", "b"]
-    )
+    answers = gather(Publisher(store.put, threads), store, threads, ["a", "bad", "b"])
     assert answers == ["id-first", "id-a", BadMessage, "id-b"]
 
 
@@ -100,7 +97,7 @@ def test_a_failed_commit_fails_all_its_callers(threads: ThreadPoolExecutor) -> N
     If the engine is away, each caller of the batch gets the error, and the next commit succeeds.
     """
     store = SlowStore(held=True)
-    publisher = Publisher(SimpleNamespace(engine=store), threads)
+    publisher = Publisher(store.put, threads)
     assert gather(publisher, store, threads, ["a", "away"]) == [
         "id-first",
         EngineUnavailable,
@@ -112,7 +109,7 @@ def test_a_failed_commit_fails_all_its_callers(threads: ThreadPoolExecutor) -> N
 def test_coroutines_of_one_iteration_share_a_commit(threads: ThreadPoolExecutor) -> None:
     """A hundred coroutines that publish at once become one batch."""
     store = SlowStore(held=False)
-    publisher = Publisher(SimpleNamespace(engine=store), threads)
+    publisher = Publisher(store.put, threads)
 
     async def main() -> list[str]:
         answers = await asyncio.gather(*(publisher.send(Draft(f"t{n}", b"")) for n in range(100)))
@@ -128,7 +125,7 @@ def test_coroutines_of_iterations_in_a_row_share_a_commit(
     """As requests that arrive one after the other; each iteration without one ends a batch."""
     monkeypatch.setattr(publisher_module, "MOST_GATHERING", 60.0)  # a machine may pause for 2 ms
     store = SlowStore(held=False)
-    publisher = Publisher(SimpleNamespace(engine=store), threads)
+    publisher = Publisher(store.put, threads)
 
     async def publish(number: int, *, at: int) -> str:
         for _ in range(at):
@@ -145,7 +142,7 @@ def test_coroutines_of_iterations_in_a_row_share_a_commit(
 def test_gathering_has_an_end(threads: ThreadPoolExecutor) -> None:
     """Coroutines that publish in each iteration do not hold up those before them."""
     store = SlowStore(held=False)
-    publisher = Publisher(SimpleNamespace(engine=store), threads)
+    publisher = Publisher(store.put, threads)
 
     async def main() -> int:
         first = publisher.send(Draft("first", b""))
@@ -164,7 +161,7 @@ def test_gathering_has_an_end(threads: ThreadPoolExecutor) -> None:
 def test_a_cancelled_coroutine_does_not_disturb_the_others(threads: ThreadPoolExecutor) -> None:
     """Its message may be published; the others get their receipts."""
     store = SlowStore(held=False)
-    publisher = Publisher(SimpleNamespace(engine=store), threads)
+    publisher = Publisher(store.put, threads)
 
     async def main() -> None:
         cancelled = asyncio.ensure_future(publisher.send(Draft("a", b"")))

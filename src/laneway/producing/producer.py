@@ -40,9 +40,12 @@ class Producer:
 
     def begin(self) -> None:
         """Begin with nothing queued, in a new process."""
-        self._refusals = Refusals(self._holder)
+        holder = self._holder
+        self._refusals = Refusals(holder)
         self.publisher = self.flow_publisher = Publisher(
-            self._holder, self.threads, self._refusals.note
+            lambda drafts: holder.engine.put(drafts),  # noqa: PLW0108  # opened at first use
+            self.threads,
+            self._refusals.note,
         )
 
     def parts(self) -> list[object]:
@@ -101,7 +104,7 @@ class Producer:
             )
         shown = sys.stderr.isatty() if progress is None else progress
         seconds = arguments.seconds_or_none("publish_many", "timeout", timeout)
-        put, on_full = self._bulk_put(seconds), (self._has_to_wait, self._note_refused)
+        put, on_full = self.publisher.put, (self._has_to_wait, self._note_refused)
         if not self.middlewares:
             return put_all(
                 messages, put, *on_full, timeout=seconds, progress=shown, overlaps=self.overlaps
@@ -116,18 +119,13 @@ class Producer:
         seconds = arguments.seconds_or_none("publish_drafts", "timeout", timeout)
         return put_all(
             drafts,
-            self._bulk_put(seconds),
+            self.publisher.put,
             self._has_to_wait,
             self._note_refused,
             timeout=seconds,
             progress=False,
             overlaps=self.overlaps,
         )
-
-    def _bulk_put(self, seconds: float | None) -> Callable[[list[Draft]], list[Receipt]]:
-        """The function that puts a batch of `publish_many`; it may wait `seconds` for room."""
-        del seconds  # `put_all` does the waiting for the store's backlog limits
-        return self.publisher.put
 
     _publish_many_in_thread = async_variant(publish_many)
 
@@ -277,7 +275,7 @@ class QueuedProducer(Producer):
         if self.queue is not None:
             self.queue.begin_in_child()
         self.queue = self._new_queue(self._refusals.noted(self.publisher.put))
-        self.publisher = Publisher(self.queue, self.threads)
+        self.publisher = Publisher(self.queue.put, self.threads)
 
     def parts(self) -> list[object]:
         return [*super().parts(), self.flow_publisher, self.queue]

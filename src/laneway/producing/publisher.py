@@ -30,25 +30,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import cast
 
 from laneway import storable
 from laneway.errors import BadMessage, EngineUnavailable, LanewayError
 from laneway.message import Draft, Receipt
-
-if TYPE_CHECKING:
-
-    class Store(Protocol):
-        """Takes messages: an engine, or a spool."""
-
-        def put(self, drafts: list[Draft]) -> list[Receipt]: ...
-
-    class Holder(Protocol):
-        """Holds the engine, which is opened at first use."""
-
-        @property
-        def engine(self) -> Store: ...
-
 
 GATHER_SECONDS = 0.0003
 """
@@ -140,17 +126,17 @@ class Publisher:
     """
     Passes an application's messages to its engine, many callers' with one call.
 
-    `holder`: opens the engine at first use. `threads`: run the commits of coroutines. `on_bad`: is
+    `put`: of the engine, or of a spool. `threads`: run the commits of coroutines. `on_bad`: is
     called with a single message that the store does not take, and the reason.
     """
 
     def __init__(
         self,
-        holder: Holder,
+        put: Callable[[list[Draft]], list[Receipt]],
         threads: Executor,
         on_bad: Callable[[Draft, str], object] = lambda *_: None,
     ) -> None:
-        self._holder = holder
+        self._put = put
         self._on_bad = on_bad
         self._threads = threads
         self._mutex = threading.Lock()  # guards the next four; held for a few instructions
@@ -159,9 +145,6 @@ class Publisher:
         self._companions = 0  # groups that joined the last commit
         self._gathering: _Group | None = None  # the leader that waits for them
         self._gathered: dict[asyncio.AbstractEventLoop, _Gathered] = {}
-
-    def _put(self, drafts: list[Draft]) -> list[Receipt]:
-        return self._holder.engine.put(drafts)
 
     def put(self, drafts: list[Draft]) -> list[Receipt]:
         """
@@ -178,7 +161,7 @@ class Publisher:
             self._join(group)
             return group.receipts()
         try:
-            return self._holder.engine.put(drafts)
+            return self._put(drafts)
         except Exception as error:
             fault = self._error_of(drafts, error)
             if fault is error:

@@ -38,11 +38,6 @@ class SendQueue(ABC):
         self._mutex = threading.Lock()
         self._is_registered = False
 
-    @property
-    def engine(self) -> SendQueue:
-        """Itself: what `Publisher` puts messages into."""
-        return self
-
     def put(self, drafts: list[Draft]) -> list[Receipt]:
         """
         Accept messages in order. Those for which there is no room are refused, or dropped, as the
