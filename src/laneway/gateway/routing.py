@@ -135,15 +135,12 @@ class Route:
         return f"<Route {self.method} {self.path}>"
 
 
-class _Node:
+class _Node(msgspec.Struct):
     """One segment of the paths."""
 
-    __slots__ = ("any", "named", "routes")
-
-    def __init__(self) -> None:
-        self.named: dict[str, _Node] = {}
-        self.any: _Node | None = None
-        self.routes: dict[str, Route] = {}
+    named: dict[str, _Node] = {}
+    any: _Node | None = None
+    routes: dict[str, Route] = {}
 
 
 MOST_PATHS, LONGEST_PATH = 1000, 200

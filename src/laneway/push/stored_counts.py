@@ -8,7 +8,7 @@ is killed loses the last of it.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -17,23 +17,22 @@ from laneway.engines.base import Records
 KIND: Final = "gateway"
 COUNTS_NAME = "push counts"
 
-_read_counts = msgspec.json.Decoder(dict[str, Any]).decode
-_write = msgspec.json.Encoder(order="deterministic").encode
 
-
-class Counts:
+class Counts(msgspec.Struct):
     """
     Counts since the process began. `attempts`: by class of the answer, such as `"2xx"` or
     `"timeout"`. `skipped`: messages whose event their endpoint does not want. `opened`: how often a
     breaker opened. `dropped`: entries that the delivery log lost.
     """
 
-    def __init__(self) -> None:
-        self.attempts: Counter[str] = Counter()
-        self.skipped = 0
-        self.opened = 0
-        self.dropped = 0
+    attempts: Counter[str] = msgspec.field(default_factory=Counter)
+    skipped: int = 0
+    opened: int = 0
+    dropped: int = 0
 
+
+_read = msgspec.json.Decoder(Counts, dec_hook=lambda kind, value: kind(value)).decode
+_write = msgspec.json.Encoder(order="deterministic").encode
 
 COUNTS = Counts()
 
@@ -49,7 +48,7 @@ def add(engine: Records, counts: Counts) -> None:
         total.skipped += counts.skipped
         total.opened += counts.opened
         total.dropped += counts.dropped
-        return _write(vars(total))
+        return _write(total)
 
     is_stored = False
     while not is_stored:
@@ -63,11 +62,4 @@ def read(engine: Records) -> Counts:
 
 
 def _counts_of(stored: bytes | None) -> Counts:
-    counts = Counts()
-    if stored is not None:
-        for name, value in _read_counts(stored).items():
-            if name == "attempts":
-                counts.attempts.update(value)
-            else:
-                setattr(counts, name, value)
-    return counts
+    return Counts() if stored is None else _read(stored)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kombu.transport import base, virtual
 
@@ -39,12 +39,11 @@ class Connected(Protocol):
     inbox: Inbox[tuple[Channel, Delivery]]
 
 
-class Consumer:
+class Consumer(NamedTuple):
     """Who gets the messages of a queue."""
 
-    def __init__(self, callback: Callable[[Any], object], *, no_ack: bool) -> None:
-        self.callback = callback
-        self.no_ack = no_ack
+    callback: Callable[[Any], object]
+    no_ack: bool
 
 
 class Channel(virtual.Channel):

@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import psycopg
 from psycopg import pq
 from psycopg.adapt import Transformer
@@ -41,27 +42,25 @@ _OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 EARLY_BYTES = 4096
 
 
-class Prepared:
-    """A statement that the server of one connection knows, and how its rows are decoded."""
+class Prepared(msgspec.Struct, eq=False):
+    """
+    A statement that the server of one connection knows. `rows`: a `Transformer` that knows the
+    types of its columns.
+    """
 
-    __slots__ = ("name", "rows")
-
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-        self.rows: Any = None
-        """A `Transformer` that knows the types of its columns."""
+    name: bytes
+    rows: Any = None
 
 
-class Ticket:
-    """A statement that was sent, and its result once it has been read."""
+class Ticket(msgspec.Struct, eq=False):
+    """
+    A statement that was sent, and its result once it has been read. `number`: how many statements
+    were sent before it, and this one.
+    """
 
-    __slots__ = ("number", "result", "statement")
-
-    def __init__(self, statement: Prepared, number: int = 0) -> None:
-        self.statement = statement
-        self.number = number
-        """How many statements were sent before it, and this one."""
-        self.result: pq.abc.PGresult | None = None
+    statement: Prepared
+    number: int = 0
+    result: pq.abc.PGresult | None = None
 
 
 _SYNC = Prepared(b"")

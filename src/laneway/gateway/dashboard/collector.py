@@ -59,17 +59,14 @@ MAX_TRENDS = 1000
 """The maximum number of topics whose last 5 minutes are kept, in points of 10 s, while shown."""
 
 
-class Fragment:
+class Fragment(msgspec.Struct, eq=False):
     """A part of a page: its lines, and its form for sending."""
 
-    __slots__ = ("_full", "lines", "name", "patch", "version")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.version = 0
-        self.lines: list[str] = []
-        self.patch = b""
-        self._full: bytes | None = None
+    name: str
+    version: int = 0
+    lines: list[str] = []
+    patch: bytes = b""
+    _full: bytes | None = None
 
     def update(self, text: str) -> None:
         """Set the text, which has been rendered again."""

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Literal
 
+import msgspec
+
 from laneway import units
 from laneway.delivery import Wanted, lease_batch
 from laneway.engines.shared.interrupt import Interrupt
@@ -44,30 +46,24 @@ doubled from the first to the second.
 """
 
 
-class _Waiting:
-    """One request in a line."""
+class _Waiting(msgspec.Struct, eq=False):
+    """One request in a line, for a future of this loop."""
 
-    __slots__ = ("caller", "count", "future", "holder", "is_done", "loop")
-
-    def __init__(self, count: int, caller: str, holder: str) -> None:
-        self.count = count
-        self.holder = holder
-        self.caller = caller
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Batch] = self.loop.create_future()
-        self.is_done = False  # guarded by the lock of `LongPolls`
+    count: int
+    caller: str
+    holder: str
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Batch]
+    is_done: bool = False  # guarded by the lock of `LongPolls`
 
 
-class _Line:
+class _Line(msgspec.Struct, eq=False):
     """Requests that want the same: their `Wanted` are equal."""
 
-    __slots__ = ("beginner", "interrupt", "waiting", "wanted")
-
-    def __init__(self, wanted: Wanted, beginner: str) -> None:
-        self.wanted = wanted
-        self.beginner = beginner
-        self.waiting: deque[_Waiting] = deque()
-        self.interrupt = Interrupt()
+    wanted: Wanted
+    beginner: str
+    waiting: deque[_Waiting] = msgspec.field(default_factory=deque)
+    interrupt: Interrupt = msgspec.field(default_factory=Interrupt)
 
 
 class LongPolls:
@@ -94,7 +90,8 @@ class LongPolls:
 
         A cancelled call releases what arrives for it. Raises Problem if too many wait.
         """
-        waiting = _Waiting(count, caller.token or caller.name, holder)
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(count, caller.token or caller.name, holder, loop, loop.create_future())
         self._join(wanted, waiting)
         timer = waiting.loop.call_later(seconds, self._end, waiting)
         try:
