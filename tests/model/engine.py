@@ -12,8 +12,10 @@ from laneway import headers as control
 from laneway.engines.base import (
     BACK_OFF_FIRST_US,
     BACK_OFF_MAX_US,
+    ENDED,
     FORWARDED_US,
     HOUSEKEEPING_LIMIT,
+    TASK_HEADER,
     UNHANDLED_FIRST_US,
     UNHANDLED_MAX_US,
     UNTIL_SIGNALLED_US,
@@ -540,12 +542,13 @@ class Engine(Lanes):
         """
         Make the oldest message of the lowest priority a dead letter.
 
-        A message that holds its serial key is never dropped.
+        A message that holds its serial key is never dropped, nor is an end notice.
         """
         may_go = [
             message
             for message in among
             if message.lane.holders.get(message.serial_key) is not message
+            and (message.headers or {}).get(TASK_HEADER) != ENDED
         ]
         if not may_go:
             return False

@@ -25,7 +25,7 @@ from heapq import heappop, nsmallest
 from laneway.engines.shared.naming import PARTITION
 from laneway.engines.shared.refusals import DROPPED, full
 from laneway.engines.shared.states import DEAD
-from laneway.engines.sql import key_limits, messages
+from laneway.engines.sql import key_limits, message_ends, messages
 from laneway.engines.sql.backlog import Backlog, Place
 from laneway.engines.sql.rows import Lane, Row
 from laneway.engines.sql.store import Read
@@ -185,6 +185,7 @@ def _first(tx: Transaction, backlog: Backlog) -> Row | None:
                 row is not None
                 and row.state != DEAD
                 and Place.of(row) == place
+                and not message_ends.is_end_notice(row.headers)
                 and not (row.serial and messages.holds_key(tx, tx.lane(row.lane), row))
             ):
                 return row

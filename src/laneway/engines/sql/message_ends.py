@@ -101,5 +101,12 @@ def _notify_followers(tx: Transaction, message_id: str, topic: str, outcome: byt
     tx.end_notices.append(_end_notice(topic, content))
 
 
+def is_end_notice(headers: str | None) -> bool:
+    """Whether a message with these headers (JSON) reports the end of another one."""
+    return (
+        headers is not None and ENDED in headers and read_headers(headers).get(TASK_HEADER) == ENDED
+    )
+
+
 def _end_notice(topic: str, content: dict[str, Any]) -> Draft:
     return Draft(topic, to_json(content), headers={TASK_HEADER: ENDED}, at_front=True, own=True)

@@ -63,11 +63,11 @@ def delete(tx: Transaction, topic: str) -> int:
     for lane in views.lanes_of(tx, topic):
         for row in tx.all("leased_in_lane", lane.lane):
             ended += _end_lease(tx, lane, Held(*row), topic)
-        if lane.topic is None:
-            tx.place(lane)
-        elif not (lane.waiting or lane.leased):
+        if lane.topic is not None and not (lane.waiting or lane.leased):
             tx.forget_keys([lane.lane])
             tx.forget(lane)
+        else:  # a bucket, or notices that messages of the topic have ended wait in it
+            tx.place(lane)
     tx.run("idents_delete_topic", topic)
     tx.run("edges_delete_topic", topic)
     return ended

@@ -411,6 +411,40 @@ def test_on_end_of_an_id_that_joined_another_message(driver: EngineDriver) -> No
     assert msgspec.json.decode(notice.body)["followers"] == [["x"], ["y"]]
 
 
+@pytest.mark.parametrize("buckets", [None, 4])
+def test_end_notices_are_not_dropped(driver: EngineDriver, buckets: int | None) -> None:
+    """Who waits for the end would wait forever."""
+    driver.policy("a.*", buckets=buckets, max_backlog=2, on_full="drop_oldest")
+    driver.put("a.a", "1", id="x", headers=RESULT_TTL)
+    assert driver.engine.on_end("x", "a.a", b'["one"]') is None
+    (lease,) = driver.lease()
+    driver.engine.settle([an_end(lease, b"1")], now_us=driver.now)
+    for n in "1234":
+        driver.later(1)
+        driver.put("a.a", n)
+    assert driver.waiting("a.a") == 2
+    notice, last = driver.lease()
+    assert msgspec.json.decode(notice.body)["followers"] == [["one"]]
+    assert last.body == b"4"
+
+
+def test_end_notices_of_a_deleted_topic(driver: EngineDriver) -> None:
+    """
+    The topic's leases have ended, so its concurrency holds back neither the notice nor what comes.
+    """
+    driver.policy("a", concurrency=1)
+    driver.put("a", "1")
+    assert driver.bodies() == ["1"]
+    driver.put("a", "2", id="x", headers=RESULT_TTL)
+    assert driver.engine.on_end("x", "a", b'["one"]') is None
+    assert driver.engine.topic_delete("a", now_us=driver.now) == 2
+    (notice,) = driver.lease()
+    assert msgspec.json.decode(notice.body)["followers"] == [["one"]]
+    driver.settle([notice])
+    driver.put("a", "3")
+    assert driver.bodies() == ["3"]
+
+
 @pytest.mark.parametrize("how", ["purged", "cancelled", "expired", "dead", "deleted"])
 def test_end_notice_of_a_flow(driver: EngineDriver, how: str) -> None:
     """A flow's message that ends without a handler publishes an end notice with its body."""

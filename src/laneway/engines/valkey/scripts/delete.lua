@@ -37,10 +37,10 @@ for n, lease in ipairs(settling.read(mids)) do
 end
 if ARGV[5] == '1' then
     for _, lane in ipairs(lanes.of_topic(topic, policy)) do
-        if lane.is_bucket then
-            lanes.place(lane)
-        elseif lanes.waiting(lane) == 0 and lane.leased == 0 then
+        if not lane.is_bucket and lanes.waiting(lane) == 0 and lane.leased == 0 then
             lanes.forget(lane)
+        else -- a bucket, or notices that messages of the topic have ended wait in it
+            lanes.place(lane)
         end
     end
     call('UNLINK', key('i:' .. topic))

@@ -55,6 +55,11 @@ local backlog = part(function(backlog)
         return one.seq < other.seq
     end
 
+    -- Who waits for an end would wait forever without its notice.
+    local function is_end_notice(headers)
+        return headers and headers['laneway-task'] == 'laneway.ended'
+    end
+
     -- The message that is dropped first among the members of a sorted set, from the largest rank
     -- on. All members of a rank with `at_front` are read, because they are not in the order of
     -- since. `rank_at`: where the rank begins in a member.
@@ -73,7 +78,8 @@ local backlog = part(function(backlog)
             for _, member in ipairs(call('ZRANGE', name, '[' .. here, '[' .. here
                 .. string.rep('\255', 22), 'BYLEX', 'LIMIT', 0, MOST_OF_RANK)) do
                 local record = messages.read(messages.number_in(member))
-                if record and (record.serial == NO or not messages.holds_key(record))
+                if record and not is_end_notice(record.headers)
+                    and (record.serial == NO or not messages.holds_key(record))
                     and (not best or is_worse(record, best)) then
                     best = record
                 end
