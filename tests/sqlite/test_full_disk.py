@@ -134,22 +134,64 @@ print(json.dumps([count, reason, purged, acked]))
 """
 
 
-def test_real_disk(tmp_path: Path) -> None:
-    """A backlog that has filled a small disk is purged and handled; then there is room again."""
-    mount = f"mount -t tmpfs -o size=48m none {tmp_path}"
+def on_a_small_disk(folder: Path, size: str, program: str) -> str:
+    """What a program prints, whose argument is a folder on a disk of this size."""
+    mount = f"mount -t tmpfs -o size={size} none {folder}"
     sandbox = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
     try:
         subprocess.run([*sandbox, mount], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"this system lets nobody mount a small disk: {error}")
     ended = subprocess.run(
-        [*sandbox, f'{mount} && exec "$0" -c "$1" {tmp_path}', sys.executable, FILL],
+        [*sandbox, f'{mount} && exec "$0" -c "$1" {folder}', sys.executable, program],
         capture_output=True,
         text=True,
         env={"PYTHONPATH": SOURCE},
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    count, reason, purged, acked = json.loads(ended.stdout)
+    return ended.stdout
+
+
+def test_real_disk(tmp_path: Path) -> None:
+    """A backlog that has filled a small disk is purged and handled; then there is room again."""
+    count, reason, purged, acked = json.loads(on_a_small_disk(tmp_path, "48m", FILL))
     assert "the last 12 MiB are kept for handling what waits" in reason
     assert (purged, acked) == (count // 3, count - count // 3)
+
+
+BLOCK = """
+import sys
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.errors import EngineUnavailable
+
+def open_and_close(name):
+    try:
+        open_engine(f"sqlite:///{sys.argv[1]}/{name}.db", Settings()).close()
+    except EngineUnavailable as error:
+        print(error)
+
+def fill(left):
+    with open(f"{sys.argv[1]}/other", "ab", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)) == 4096:
+                pass
+        except OSError:
+            pass
+        file.truncate(file.tell() - left)
+
+open_and_close("old")
+fill(left=128 << 10)
+open_and_close("new")
+fill(left=0)
+open_and_close("old")
+"""
+
+
+def test_no_room_to_open_a_file(tmp_path: Path) -> None:
+    """Both a new file and an old one name the full disk, not what failed after it."""
+    new, old = on_a_small_disk(tmp_path, "2m", BLOCK).splitlines()
+    assert new.startswith(f"{tmp_path}/new.db: the disk is full; nothing was changed, make room")
+    assert old.startswith(f"{tmp_path}/old.db: the disk is full (")
+    assert old.endswith(": make room, then try again")

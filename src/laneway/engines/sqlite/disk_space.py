@@ -33,6 +33,9 @@ DISK_DIVISOR = 4
 NEAR = 16 * RESERVE
 """While more bytes are free, the file's own free pages and its `-wal` do not matter."""
 
+SHM_BYTES = 32 << 10
+"""By how much a `-shm` grows."""
+
 LOOK_SECONDS = 0.1
 """How old the figures of the disk may be."""
 
@@ -68,6 +71,12 @@ class DiskSpace:
                 " changed: run workers, purge topics, or make room on the disk"
             )
         self._room -= size
+
+    def is_full(self) -> bool:
+        """Whether no `-shm` fits, without which nobody can open the file."""
+        with contextlib.suppress(OSError):
+            return disk_of(self._path)[0] < SHM_BYTES
+        return False
 
     def _look(self, connection: sqlite3.Connection) -> None:
         try:

@@ -210,7 +210,8 @@ class Store(sql_store.Store):
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("COMMIT")
         except BaseException:
-            connection.execute("ROLLBACK")
+            if connection.in_transaction:  # a full disk has ended it
+                connection.execute("ROLLBACK")
             raise
 
     def _known_version(self, connection: sqlite3.Connection) -> int:
@@ -434,7 +435,8 @@ class Store(sql_store.Store):
         try:
             connection.execute("SELECT one FROM shard").fetchone()  # the first read fixes the view
         except BaseException:
-            connection.execute("ROLLBACK")
+            if connection.in_transaction:  # a full disk has ended it
+                connection.execute("ROLLBACK")
             raise
 
     def _retry_while_busy(self, begin: Callable[[], T]) -> T:
@@ -511,8 +513,10 @@ class Store(sql_store.Store):
                 " permissions"
             )
         if code.startswith("SQLITE_IOERR"):
+            is_full = self._disk is not None and self._disk.is_full()
             return EngineUnavailable(
-                f"{self.name}: the disk failed ({text}); whether the change happened is not known",
+                f"{self.name}: the disk {'is full' if is_full else 'failed'} ({text}); whether the"
+                f" change happened is not known{': make room, then try again' * is_full}",
                 applied=None,
             )
         if isinstance(error, sqlite3.ProgrammingError) and "closed" in text:
