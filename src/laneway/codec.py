@@ -314,20 +314,21 @@ def _set_times(encoded: Draft, message: Message) -> None:
         raise BadMessage(
             f"message to {topic}: delay and at contradict each other; give one of them"
         )
+    option = "delay"
     try:
         if message.delay is not None:
             encoded.delay_us = units.microseconds(message.delay)
             if encoded.delay_us < 0:
-                raise ValueError(f"expected a delay of at least 0, got {message.delay!r}")
+                raise ValueError(f"expected at least 0, got {message.delay!r}")
+        option = "at"
         if message.at is not None:
             encoded.at_us = units.moment(message.at)
             if encoded.at_us > (time.time() + units.MAX_SECONDS) * units.SECOND:
-                raise ValueError(
-                    f"expected at to be at most 100 years from now, got {message.at!r:.80}"
-                )
+                raise ValueError(f"expected at most 100 years from now, got {message.at!r:.80}")
+        option = "ttl"
         if message.ttl is not None:
             encoded.ttl_us = units.microseconds(message.ttl)
             if encoded.ttl_us <= 0:
-                raise ValueError(f"expected a ttl above 0, got {message.ttl!r}")
+                raise ValueError(f"expected a time above 0, got {message.ttl!r}")
     except (ValueError, OverflowError, OSError) as error:
-        raise BadMessage(f"message to {topic}: {error}") from error
+        raise BadMessage(f"message to {topic}: {option}: {error}") from error

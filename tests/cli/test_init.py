@@ -74,10 +74,10 @@ def _read_page(file: Path) -> None:
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     """If a file exists, it is named, and none is written."""
-    folder = tmp_path / "new" / "shop"
+    folder = tmp_path / "new" / "my shop"
     first = init(str(folder))
     assert first.exit_code == 0
-    assert f"cd {folder}" in first.output
+    assert f"cd '{folder}'" in first.output
     names = {path.name for path in folder.iterdir()}
     assert names == {"app.py", "test_app.py", "compose.yaml"}
     for path in folder.iterdir():
@@ -99,6 +99,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
         assert result.output.count("\n") == 1
         assert "secret" not in result.output
         assert str(folder)[:6] in result.output
+        assert "folder" in result.output
 
 
 def test_compose_file(tmp_path: Path) -> None:

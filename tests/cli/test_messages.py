@@ -92,6 +92,7 @@ def test_the_same_id_is_a_duplicate(laneway: Command) -> None:
     ("arguments", "expected"),
     [
         (("publish", "a", "not json"), "not JSON"),
+        (("publish", "a"), "the body is empty; write JSON"),
         (("publish", "a\nb", "1"), "control"),
         (("publish", "a", "1", "--header", "nothing"), "NAME=VALUE"),
         (("publish", "a", "1", "--delay", "soon"), "soon"),

@@ -328,6 +328,14 @@ def test_pause_and_resume(laneway: Command) -> None:
         assert len(app.lease(1)) == 1, "although the code pauses them"
 
 
+def test_resume_of_what_was_not_paused(laneway: Command) -> None:
+    """A misspelled name is noticed."""
+    laneway("publish", "push.acme", "1")
+    laneway("pause", "push.*")
+    assert laneway("resume", "psh.*").stdout == "psh.* was not paused\n"
+    assert laneway("resume", "push.acme").stdout == "push.acme is no longer paused\n"
+
+
 def test_a_disabled_endpoint_is_not_resumed_but_enabled(
     laneway: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

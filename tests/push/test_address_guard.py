@@ -90,7 +90,7 @@ def test_allow_list() -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("https://127.0.0.1/", "not public"),
+        ("https://127.0.0.1/", "not public; use a public one, or allow_private=True"),
         ("https://2130706433/", "not public"),
         ("https://0x7f.1/", "not public"),
         ("https://0x7f000001/", "not public"),

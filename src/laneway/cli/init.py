@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import shlex
 from pathlib import Path
 
 import click
@@ -45,10 +46,15 @@ def init(place: str) -> None:
             _write(path)
             say(f"wrote {path}")
     except OSError as error:
-        exit_with(f"init: {error.filename or folder}: {error.strerror}", USAGE)
+        exit_with(
+            f"init: {error.filename or folder}: {error.strerror}; name a folder that you may write",
+            USAGE,
+        )
     say()
     say("Next:")
-    for line in ([] if folder == Path() else [f"cd {folder}"]) + ["laneway dev app:app"]:
+    for line in ([] if folder == Path() else [f"cd {shlex.quote(str(folder))}"]) + [
+        "laneway dev app:app"
+    ]:
         say(f"  {line}")
 
 

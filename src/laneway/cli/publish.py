@@ -145,6 +145,8 @@ def _read(data: bytes, *, raw: bool, what: str = "the body") -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if not data.strip():
+            raise click.UsageError(f"{what} is empty; write JSON, such as null") from error
         shown = data[:60].decode(errors="replace")
         raise click.UsageError(
             f"{what} is not JSON ({error}): {shown}; quote text as '\"…\"', or use --raw"

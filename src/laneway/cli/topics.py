@@ -175,8 +175,10 @@ def pause(session: Session, pattern: str) -> None:
 @pass_session
 def resume(session: Session, pattern: str) -> None:
     """Deliver from the topics of PATTERN again."""
-    policies.resume(session.engine_for(pattern), pattern)
-    say(f"{pattern} is no longer paused")
+    engine = session.engine_for(pattern)
+    was_paused = engine.policies().why(pattern).get("paused", (False,))[0]
+    policies.resume(engine, pattern)
+    say(f"{pattern} {'is no longer' if was_paused else 'was not'} paused")
 
 
 @click.command()

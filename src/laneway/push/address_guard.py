@@ -299,7 +299,10 @@ def check_url(url: object, guard: Guard, *, allow_private: bool, allow_http: boo
         except ValueError:  # a spelling that only some resolvers know, like 0x7f.1
             public = False
         if not public:
-            raise UsageError(f"endpoint: {NOT_PUBLIC}")
+            raise UsageError(
+                f"endpoint: {NOT_PUBLIC}; use a public one, or allow_private=True"
+                " (--allow-private) for this endpoint"
+            )
     elif "." not in name or name.endswith(LOCAL_ENDINGS):
         raise UsageError(
             f'endpoint: expected url to have a public host name, got "{host[:80]}"; the sender\'s'

@@ -272,7 +272,7 @@ def _failing(view: View) -> Iterator[Sentence]:
         died = sum(row.died for row in rows)
         yield Sentence(
             words.part(failed / ended),
-            f"of the attempts of the last 5 minutes failed; {died:,} messages died",
+            f"of the attempts of the last 5 minutes failed; {counted(died, 'message')} died",
             view.urls.page("/dead"),
             "bad",
         )
