@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -38,6 +39,25 @@ def test_a_missing_package_is_one_line(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
     assert "pip install 'laneway[valkey]'" in ended.stderr
+
+
+def test_ctrl_c_prints_no_traceback() -> None:
+    """Whatever it does at that moment, nobody publishes into the store that is removed."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "laneway", "demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    ) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "wait" in line:  # the phase while a flood waits
+                break
+        os.killpg(demo.pid, signal.SIGINT)
+        _, errors = demo.communicate(timeout=60)
+    assert errors == ""
+    assert demo.returncode == 130
 
 
 def test_it_ends_by_itself_and_prints_plainly() -> None:

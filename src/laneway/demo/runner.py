@@ -89,7 +89,7 @@ class DemoFailed(LanewayError):
 
 
 class Trickle(threading.Thread):
-    """Publishes for the ordinary merchants, at random moments, until stopped."""
+    """Publishes for the ordinary merchants, at random moments, in a `with` block."""
 
     def __init__(self, app: Laneway, topics: list[str], seed: int) -> None:
         super().__init__(daemon=True)
@@ -97,11 +97,19 @@ class Trickle(threading.Thread):
         self._topics = topics
         self._random = random.Random(seed)
         self._published = 0
-        self.stop = threading.Event()
+        self._stop_asked = threading.Event()
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is published into a store that is removed, even after Ctrl-C."""
+        self._stop_asked.set()
+        self.join()
 
     def run(self) -> None:
         due = time.monotonic()
-        while not self.stop.wait(GATHER):
+        while not self._stop_asked.wait(GATHER):
             orders: list[Message] = []
             while due <= time.monotonic():
                 orders.append(
@@ -179,7 +187,10 @@ def run(
                 env={**os.environ, FOLDER_VARIABLE: folder},
                 stderr=log,
             )
-        probe = subprocess.Popen([sys.executable, "-m", "laneway.demo.probe", f"{folder}/lags.log"])  # noqa: S603  # our own
+        probe = subprocess.Popen(  # noqa: S603  # our own
+            [sys.executable, "-m", "laneway.demo.probe", f"{folder}/lags.log"],
+            process_group=0,  # Ctrl-C is for this process, which ends the probe
+        )
         began = time.time()
         own = [os.getpid(), worker.pid, probe.pid, *([] if server is None else [server.pid])]
         stage = _Stage(app, Path(folder), merchants, own, quiet=as_json)
@@ -245,12 +256,13 @@ class _Play:
         ordinary = [
             f"push.{draw.choice(list(TIERS))}.m{n}" for n in range(self._stage.scene.merchants)
         ]
-        trickle = Trickle(self._app, ordinary, seed)
-        trickle.start()
+        with Trickle(self._app, ordinary, seed):
+            self._phases(len(ordinary))
+        self._stage.watch("the end", 1.0)
+
+    def _phases(self, ordinary: int) -> None:
         self._get_ready()
-        self._phase(
-            BEFORE, f"{len(ordinary):,} quiet merchants, one that fails, one that is slow", 0.2
-        )
+        self._phase(BEFORE, f"{ordinary:,} quiet merchants, one that fails, one that is slow", 0.2)
         self._phase(
             ARRIVING,
             f"one merchant publishes {self._flood:,} messages in one burst",
@@ -261,9 +273,6 @@ class _Play:
         self._phase(AFTER, self._stop_flood(), 0.17)
         self._stage.watch("publishing for all three tiers", 0.5, self._publish_shares)
         self._phase(SHARING, "all three tiers have more to do than the worker can", 0.15)
-        trickle.stop.set()
-        trickle.join()
-        self._stage.watch("the end", 1.0)
 
     def _phase(
         self, name: str, title: str, part: float, act: Callable[[], object] | None = None
