@@ -101,6 +101,11 @@ def policy_page() -> str:
     for name, field in policy.FIELDS.items():
         meaning = field.meaning
         found = re.search(r";?\s*default:? (.*)$", meaning)
+        if found is None and name not in UNSAID_DEFAULTS:
+            raise SystemExit(
+                f"docs_tools/generate.py: {name}: end its meaning in policy.FIELDS with"
+                ' "; default X", or add it to UNSAID_DEFAULTS'
+            )
         if found is None:
             default = UNSAID_DEFAULTS[name]
         elif name in UNSAID_DEFAULTS:
