@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from laneway import units
 from laneway.cli.session import (
@@ -84,7 +83,7 @@ def attempts(
     """
     page = session.app().endpoints.attempts(pattern, **options)
     if as_json:
-        print_json(msgspec.to_builtins(page))
+        print_json(page)
         return
     if details:
         for each in page.attempts:
@@ -156,7 +155,7 @@ def replay(
         return
     result = endpoint.replay_many(**options)
     if as_json:
-        print_json(msgspec.to_builtins(result))
+        print_json(result)
     else:
         _tell(result, is_dry_run=options["dry_run"])
     if result.not_kept and not (result.replayed or result.redriven):

@@ -165,7 +165,7 @@ def show(session: Session, topic: str, *, as_json: bool) -> None:
     """Show a topic's endpoint and its condition, without its secrets."""
     info = session.app().endpoint(topic).info()
     if as_json:
-        print_json(msgspec.to_builtins(info))
+        print_json(info)
         return
     for name, value in msgspec.to_builtins(info).items():
         if value not in (None, [], {}, ""):
@@ -198,7 +198,7 @@ def list_(
     """List endpoints by topic, with their condition."""
     rows = session.app().endpoints.list(pattern, limit=limit, after=after, state=state)
     show_list(
-        [msgspec.to_builtins(each) for each in rows] if as_json else rows,
+        rows,
         ("topic", "state", "url", "why"),
         _row,
         as_json=as_json,
@@ -225,7 +225,7 @@ def test(session: Session, topic: str, *, as_json: bool) -> None:
     """
     result = session.app().endpoint(topic).test()
     if as_json:
-        print_json(msgspec.to_builtins(result))
+        print_json(result)
     else:
         say(f"{'ok' if result.ok else 'failed'}: {result.text}")
         for name, milliseconds in result.milliseconds.items():

@@ -7,9 +7,8 @@ from datetime import datetime
 from typing import Any
 
 import click
-import msgspec
 
-from laneway.cli.session import Session, json_option, pass_session, print_json, say, table
+from laneway.cli.session import Session, json_option, pass_session, say, show_list
 from laneway.engines.base import TASK_HEADER
 from laneway.message import Message
 from laneway.schedules import store as schedule_store, times
@@ -36,21 +35,19 @@ def schedules() -> None:
 @pass_session
 def list_schedules(session: Session, *, limit: int, after: str | None, as_json: bool) -> None:
     """List schedules by name, with their times and the next one."""
-    found = schedule_store.planned(session.engine(), limit, after)
-    if as_json:
-        print_json([msgspec.to_builtins(each) for each in found])
-        return
-    rows = [
-        (
+    show_list(
+        schedule_store.planned(session.engine(), limit, after),
+        ("schedule", "when", "next", "calls", "missed"),
+        lambda each: (
             each.name,
             each.when,
             "paused" if each.is_paused else each.next_at.isoformat(" ", "seconds"),
             each.topic,
             each.missed,
-        )
-        for each in found
-    ]
-    table(("schedule", "when", "next", "calls", "missed"), rows, empty="nothing is scheduled")
+        ),
+        as_json=as_json,
+        empty="nothing is scheduled",
+    )
 
 
 @schedules.command("add")

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import get_args
 
 import click
-import msgspec
 
 from laneway.admin import subscriptions
-from laneway.cli.session import Session, json_option, pass_session, print_json, say, table
+from laneway.cli.session import Session, json_option, pass_session, say, show_list
 from laneway.policy import check_pattern, check_topic, is_pattern
 from laneway.subscriptions import Kind, Start, Where
 from laneway.units import counted
 
-COLUMNS = ("topic", "kind", "where", "set for", "set by", "waiting", "leased", "dead")
+COLUMNS = ("topic", "kind", "where", "set for", "set by")
 
 
 @click.group(short_help="Show and change the subscriptions of topics.")
@@ -37,43 +36,26 @@ def list_subscriptions(session: Session, topic: str, *, as_json: bool) -> None:
     numbers of messages.
     """
     if is_pattern(topic):
-        declared = subscriptions.declared(session.engine(), check_pattern(topic))
-        if as_json:
-            print_json(msgspec.to_builtins(declared))
-            return
-        table(
-            COLUMNS[:5],
-            [
-                (
-                    each.topic,
-                    each.kind,
-                    where_in_words(each.where) or "every message",
-                    each.pattern,
-                    each.layer,
-                )
-                for each in declared
-            ],
+        show_list(
+            subscriptions.declared(session.engine(), check_pattern(topic)),
+            COLUMNS,
+            _row,
+            as_json=as_json,
             empty=f"no pattern under {topic} declares subscriptions",
         )
-        return
-    found = subscriptions.find(session.engine(), check_topic(topic))
-    if as_json:
-        print_json(msgspec.to_builtins(found))
-        return
-    rows = [
-        (
-            each.topic,
-            each.kind,
-            where_in_words(each.where) or "every message",
-            each.pattern,
-            each.layer,
-            f"{each.waiting:,}",
-            f"{each.leased:,}",
-            f"{each.dead:,}",
+    else:
+        show_list(
+            subscriptions.find(session.engine(), check_topic(topic)),
+            (*COLUMNS, "waiting", "leased", "dead"),
+            lambda each: (*_row(each), f"{each.waiting:,}", f"{each.leased:,}", f"{each.dead:,}"),
+            as_json=as_json,
+            empty=f"{topic} has no subscriptions",
         )
-        for each in found
-    ]
-    table(COLUMNS, rows, empty=f"{topic} has no subscriptions")
+
+
+def _row(each: subscriptions.Declaration) -> tuple[str, ...]:
+    where = where_in_words(each.where) or "every message"
+    return each.topic, each.kind, where, each.pattern, each.layer
 
 
 def where_in_words(where: Where) -> str:
