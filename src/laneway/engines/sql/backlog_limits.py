@@ -180,7 +180,7 @@ def _first(tx: Transaction, backlog: Backlog) -> Row | None:
         places, end = backlog.places, backlog.end
         while places and (end is None or places[0] <= end):
             place = places[0]
-            row = messages.read(tx, place.mid)
+            row = tx.messages.get(place.mid)
             if (
                 row is not None
                 and row.state != DEAD
@@ -263,7 +263,7 @@ def _read_places(tx: Transaction, backlogs: Sequence[Backlog]) -> None:
 def _load(tx: Transaction, mids: Sequence[int]) -> None:
     """Read these messages, and what it takes to drop them."""
     tx.messages.load(mids)
-    rows = [row for mid in mids if (row := messages.read(tx, mid)) is not None]
+    rows = [row for mid in mids if (row := tx.messages.get(mid)) is not None]
     if merging := [(row.lane, row.mkey) for row in rows if row.mkey is not None]:
         tx.merge_keys.load(merging)
     lines = [(row, (row.lane, line)) for row in rows if (line := row.line) is not None]

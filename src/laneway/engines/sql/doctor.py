@@ -63,7 +63,7 @@ def _messages_nowhere(tx: Transaction, *, repair: bool = False) -> Check:
 
 
 def _restore(tx: Transaction, mid: int) -> None:
-    row = messages.read(tx, mid)
+    row = tx.messages.get(mid)
     if row is None:
         return
     known = tx.one("lane_by_number", row.lane)

@@ -85,7 +85,7 @@ def _key(tx: Transaction, lane: Lane, policy: Resolved, row: Row) -> KeyFacts | 
 def _busy_with(tx: Transaction, lane: Lane, row: Row) -> str | None:
     """The id of the message that its serial key is busy with."""
     key = tx.serial_keys.get(lane.lane, row.line)
-    head = messages.read(tx, key[0]) if key is not None else None
+    head = tx.messages.get(key[0]) if key is not None else None
     return tx.id_of(head) if head is not None else None
 
 

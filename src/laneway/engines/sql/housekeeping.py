@@ -145,7 +145,7 @@ def _load(tx: Transaction, page: list[Any]) -> None:
 
 
 def _due(tx: Transaction, mid: int) -> None:
-    row = messages.read(tx, mid)
+    row = tx.messages.get(mid)
     if row is None or row.state != DELAYED:
         return
     lane = tx.lane(row.lane)
@@ -158,7 +158,7 @@ def _due(tx: Transaction, mid: int) -> None:
 
 
 def _expires(tx: Transaction, mid: int) -> None:
-    row = messages.read(tx, mid)
+    row = tx.messages.get(mid)
     if row is None:
         return
     lane = tx.lane(row.lane)

@@ -35,7 +35,7 @@ from laneway.policy import Resolved
 
 def waiting_message(tx: Transaction, lane: Lane, mkey: bytes) -> Row | None:
     key = tx.merge_keys.get(lane.lane, mkey)
-    return messages.read(tx, key[0]) if key is not None else None
+    return tx.messages.get(key[0]) if key is not None else None
 
 
 def join(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> bool:

@@ -54,10 +54,6 @@ def topic_of(row: Row | Ended, lane: Lane) -> str:
     return row.topic if row.topic is not None else lane.topic or ""
 
 
-def read(tx: Transaction, mid: int) -> Row | None:
-    return tx.messages.get(mid)
-
-
 def resize(tx: Transaction, lane: Lane, row: Row, by: int) -> None:
     """A waiting message got this number of bytes more."""
     lane.bytes += by
@@ -180,7 +176,7 @@ def arrive(tx: Transaction, lane: Lane, row: Row) -> None:
 
 def _precedes(tx: Transaction, row: Row, head: int) -> bool:
     """Whether the message is before its key's head in the order of the lane."""
-    other = read(tx, head)
+    other = tx.messages.get(head)
     return other is None or (row.rank, row.pos, row.seq) < (other.rank, other.pos, other.seq)
 
 
@@ -197,7 +193,7 @@ def _park(tx: Transaction, lane: Lane, row: Row, line: str) -> None:
 
 def park_overtaken(tx: Transaction, lane: Lane, head: int, line: str) -> None:
     """Park the head of a key that is not held: another message comes before it."""
-    other = read(tx, head)
+    other = tx.messages.get(head)
     if other is None:
         return
     lane.ready -= 1
@@ -240,7 +236,7 @@ def free_held_keys(tx: Transaction, keys: Sequence[tuple[Lane, str]]) -> None:
 def _pass_key_on(tx: Transaction, lane: Lane, key: str) -> None:
     """The head of the key leaves: the first parked message takes its place."""
     first = tx.parked.first(lane.lane, key) if lane.parked else None
-    row = read(tx, first) if first is not None else None
+    row = tx.messages.get(first) if first is not None else None
     if row is None:
         tx.serial_keys.delete(lane.lane, key)
         return
@@ -302,17 +298,17 @@ def find(tx: Transaction, message_id: str, topic: str | None) -> Row | None:
     """A message by its topic and id. Without the topic, only a generated id is found."""
     number = parse_generated_id(tx.shard.nonce, message_id)
     if topic is None:
-        row = read(tx, number) if number is not None else None
+        row = tx.messages.get(number) if number is not None else None
         if row is not None or number is None:
             return row
         ident = tx.one("ident_anywhere", message_id)
     else:
         ident = tx.idents.get(message_id, topic)
     if ident is not None and ident[0] is not None:
-        return read(tx, ident[0])
+        return tx.messages.get(ident[0])
     if number is None or topic is None or topic_of_generated(tx, number) != topic:
         return None
-    return read(tx, number)
+    return tx.messages.get(number)
 
 
 def finish_ids(tx: Transaction, row: Row | Ended, topic: str, *, remember: bool) -> None:
@@ -399,7 +395,7 @@ def expire(tx: Transaction, lane: Lane, row: Row) -> None:
 def delete_dead(tx: Transaction, mid: int) -> None:
     """Delete a dead letter: it was dropped, or its retention is over."""
     letter = tx.dead_letters.get(mid)
-    row = read(tx, mid)
+    row = tx.messages.get(mid)
     if letter is None or row is None:
         return
     topic, _, until, _, _ = letter

@@ -29,7 +29,7 @@ def export(tx: Transaction, limit: int) -> list[ExportedMessage]:
     exports = [_decode(value) for (value,) in tx.all("exported_read", limit)]
     lanes: dict[int, Lane] = {}
     for listed in [Row(*row) for row in tx.all("messages_to_export", limit - len(exports))]:
-        row = messages.read(tx, listed.mid)  # the export of its key's head may have changed it
+        row = tx.messages.get(listed.mid)  # the export of its key's head may have changed it
         if row is not None:
             lane = lanes[row.lane] = tx.lane(row.lane)
             exports.append(_remove(tx, lane, row))
@@ -39,7 +39,7 @@ def export(tx: Transaction, limit: int) -> list[ExportedMessage]:
         "dead_list", 0, limit - len(exports)
     ):
         del number
-        row = messages.read(tx, mid)
+        row = tx.messages.get(mid)
         if row is not None:
             exported = _exported(tx, row, topic)
             exported.death = (died, until, reason, error)

@@ -31,7 +31,7 @@ def purge(tx: Transaction, topic: str, last: int) -> int:
     removed = 0
     for lane, listed in _waiting(tx, topic):
         # When a message was removed, the next one of its key may be ready now: read the row again.
-        row = messages.read(tx, listed.mid) if listed.key is not None else listed
+        row = tx.messages.get(listed.mid) if listed.key is not None else listed
         if row is not None and row.seq <= last:
             message_ends.message_ended(tx, row, topic, "cancelled")
             messages.remove_waiting(tx, lane, row, topic)
@@ -75,7 +75,7 @@ def delete(tx: Transaction, topic: str) -> int:
 
 def _end_lease(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
     """Remove a leased message. Its lease stays, marked, so that settle answers "gone"."""
-    row = messages.read(tx, held.mid)
+    row = tx.messages.get(held.mid)
     if (
         held.gone
         or (row is not None and messages.topic_of(row, lane) != topic)
@@ -162,7 +162,7 @@ def redrive(tx: Transaction, letters: Sequence[Letter], *, first: int, spacing_u
     """
     lanes: dict[int, Lane] = {}
     for n, (mid, its_topic, until) in enumerate(letters):
-        row = messages.read(tx, mid)
+        row = tx.messages.get(mid)
         if row is None:
             continue
         tx.events.delete(until, RETENTION_ENDS, mid)

@@ -142,7 +142,7 @@ def signal(tx: Transaction, draft: Draft) -> tuple[Receipt, Lane | None]:
 def _blocked_message(tx: Transaction, message_id: str, topic: str) -> Row | None:
     known = tx.idents.get(message_id, topic)
     mid = known[0] if known is not None else parse_generated_id(tx.shard.nonce, message_id)
-    row = messages.read(tx, mid) if mid is not None else None
+    row = tx.messages.get(mid) if mid is not None else None
     if row is None or row.state != DELAYED or row.since != UNTIL_SIGNALLED_US:
         return None
     return row

@@ -508,7 +508,7 @@ class _Settling:
         if settlement.action == "ack":
             return "acked", self._ack(lane, held, ended)
         tx.touch(lane)
-        message = messages.read(tx, held.mid)
+        message = tx.messages.get(held.mid)
         if message is None:
             return "gone", ""
         message_id = tx.id_of(message)
@@ -693,7 +693,7 @@ def _expire_lease(tx: Transaction, held: Held) -> None:
     if held.empty is not None:
         messages.free_key(tx, lane, held.empty or None, held.mid)
     else:
-        row = messages.read(tx, held.mid)
+        row = tx.messages.get(held.mid)
         if row is not None:
             _suspect(tx, lane, held, row)
     tx.place(lane)
@@ -706,7 +706,7 @@ def _load_expired(tx: Transaction, over: Sequence[Held]) -> None:
     merging.load_returning(tx, returned)
     key_limits.load(tx, [(held.lane, held.slot) for held in over if held.slot is not None])
     lines = [(held.lane, held.empty) for held in over if held.empty]
-    rows = ((lane, messages.read(tx, mid)) for lane, mid in returned)
+    rows = ((lane, tx.messages.get(mid)) for lane, mid in returned)
     lines += [(lane, row.line or "") for lane, row in rows if row is not None and row.serial]
     messages.load_parked(tx, lines)
 

@@ -220,7 +220,7 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
             held = Held(*row) if row is not None else None
             if held is None or held.gone or held.mid != settlement.handle:
                 return None
-            message = messages.read(tx, held.mid)
+            message = tx.messages.get(held.mid)
             own = message.id if message is not None and held.empty is None else None
             return own or generated_id(self._space.nonce, held.mid)
 

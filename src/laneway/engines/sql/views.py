@@ -272,7 +272,7 @@ def all_messages(tx: Transaction) -> list[MessageView]:
 def dead_view(tx: Transaction, dead: tuple[Any, ...]) -> MessageView | None:
     """A dead letter, from its row of `dead`."""
     _, mid, topic, died, _, reason, error = dead
-    row = messages.read(tx, mid)
+    row = tx.messages.get(mid)
     if row is None:
         return None
     view = _view(tx, row, topic)
@@ -341,7 +341,7 @@ def _leased_rows(tx: Transaction, topic: str, limit: int) -> list[Row]:
     for lane in lanes_of(tx, topic):
         for found in tx.all("leased_in_lane", lane.lane):
             held = Held(*found)
-            row = None if held.gone or held.empty is not None else messages.read(tx, held.mid)
+            row = None if held.gone or held.empty is not None else tx.messages.get(held.mid)
             if row is not None and messages.topic_of(row, lane) == topic:
                 rows.append(row)
     return sorted(rows, key=by_since)[:limit]
