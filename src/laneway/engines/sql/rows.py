@@ -267,7 +267,7 @@ class Lane(msgspec.Struct, eq=False, gc=False):
 
     def pack(self) -> None:
         """Encode `more`."""
-        values = (
+        values: tuple[Any, ...] = (
             self.retried,
             self.died,
             self.merged,
@@ -284,18 +284,16 @@ class Lane(msgspec.Struct, eq=False, gc=False):
             self.held_since,
             self.held_until,
         )
-        if self.gates or self.turns or self.ranks:
-            keys = (self.key_limits, self.keys_recover)
-            rest = (self.flow, *keys, self.gates, self.turns, self.ranks)
-            self.more = msgspec.json.encode((*values, *rest)).decode()
-            return
-        if self.key_limits or self.keys_recover:
-            keys = (self.key_limits, self.keys_recover)
-            self.more = msgspec.json.encode((*values, self.flow, *keys)).decode()
-            return
-        if self.flow is not None:
-            self.more = msgspec.json.encode((*values, self.flow)).decode()
-            return
+        seldom = (
+            self.flow,
+            self.key_limits,
+            self.keys_recover,
+            self.gates,
+            self.turns,
+            self.ranks,
+        )
+        if any(seldom):
+            values = (*values, *seldom)
         self.more = msgspec.json.encode(values).decode() if values != _NOTHING_MORE else None
 
 
