@@ -38,7 +38,7 @@ from laneway.engines.base import (
 from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
 from laneway.engines.sharded.migrating import Arrival
 from laneway.engines.sharded.presence import ShardedCoordination
-from laneway.engines.sharded.queue import LeaseRequest, Rerouted, ShardedQueue
+from laneway.engines.sharded.queue import LeaseRequest, ShardedQueue
 from laneway.engines.sharded.splitting import Numbers, by_shard, group
 from laneway.engines.shared.doctor import HANDLERS, finding, unhandled
 from laneway.engines.shared.naming import generated_id
@@ -84,26 +84,20 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
     # Put
 
     def _put_on(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
-        version = self._space.routes.version
-
-        def put(store: ShardStore) -> list[Receipt]:
-            if self._space.routes.version != version and list(self._split(drafts)) != [shard]:
-                raise Rerouted
-            return store.put(drafts, now_us=now_us)
-
-        return self._space.on(shard, put)
+        return self._space.on(
+            shard,
+            lambda store: store.put(drafts, now_us=now_us),
+            lambda: list(self._split(drafts)) == [shard],
+        )
 
     def _forward_on(
         self, shard: int, drafts: Sequence[Draft], spool: str, batch: str, now_us: int | None
     ) -> list[Receipt]:
-        version = self._space.routes.version
-
-        def forward(store: ShardStore) -> list[Receipt]:
-            if self._space.routes.version != version and list(self._split(drafts)) != [shard]:
-                raise Rerouted
-            return store.forward(drafts, spool=spool, batch=batch, now_us=now_us)
-
-        return self._space.on(shard, forward)
+        return self._space.on(
+            shard,
+            lambda store: store.forward(drafts, spool=spool, batch=batch, now_us=now_us),
+            lambda: list(self._split(drafts)) == [shard],
+        )
 
     def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
         shards = self._split(drafts)
@@ -166,14 +160,11 @@ class ShardsQueue(Waits, ShardedQueue, ShardedCoordination):
         now_us: int | None,
     ) -> list[SettlementAnswer]:
         publish = group(published)
-        version = self._space.routes.version
-
-        def settle(store: ShardStore) -> list[SettlementAnswer]:
-            if self._space.routes.version != version and not self._belong_to(shard, published):
-                raise Rerouted
-            return store.settle(settlements, publish=publish, now_us=now_us)
-
-        return self._space.on(shard, settle)
+        return self._space.on(
+            shard,
+            lambda store: store.settle(settlements, publish=publish, now_us=now_us),
+            lambda: self._belong_to(shard, published),
+        )
 
     def _publish_elsewhere(
         self,

@@ -28,6 +28,7 @@ from laneway.engines.sharded.namespace import (
     PolicyChange,
     ShardedNamespace,
 )
+from laneway.engines.sharded.queue import Rerouted
 from laneway.engines.sharded.splitting import Numbers
 from laneway.engines.shared import gates, views as shared
 from laneway.engines.shared.naming import parse_generated_id
@@ -95,13 +96,24 @@ class ShardsOfNamespace(ShardedNamespace):
 
     # Calls
 
-    def on(self, shard: int, call: Callable[[ShardStore], T]) -> T:
-        """Call a store; again once it and this process know the same policies."""
+    def on(
+        self,
+        shard: int,
+        call: Callable[[ShardStore], T],
+        belongs: Callable[[], bool] = lambda: True,
+    ) -> T:
+        """
+        Call a store; again once it and this process know the same policies. Raises Rerouted if by
+        these what is put there no longer `belongs` to the shard.
+        """
         while True:
             try:
                 return call(self.stores[shard])
             except OtherVersion as other:
+                before = self.routes.version
                 self.agree(shard, other.version)
+                if self.routes.version != before and not belongs():
+                    raise Rerouted from None
 
     def agree(self, shard: int, version: int) -> None:
         super().agree(shard, version)
