@@ -97,6 +97,13 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
         arrive(tx, lane, row)
 
 
+def begin_waiting_anew(tx: Transaction, lane: Lane, row: Row) -> None:
+    """A stored message begins to wait; alone, if another one with its merge key waits."""
+    collects = row.mkey is None or tx.merge_keys.get(lane.lane, row.mkey) is None
+    begin_waiting(tx, lane, row, collects=collects)
+    tx.messages.save(row)
+
+
 def cost_of(headers: str | None) -> int:
     return control.cost(read_headers(headers)) if headers and COST in headers else 1
 

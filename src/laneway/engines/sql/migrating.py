@@ -176,12 +176,9 @@ def _insert(tx: Transaction, exported: ExportedMessage) -> Lane:
     if exported.death is not None:
         _bury(tx, lane, row, exported.death)
     else:
-        collects = mkey is None or tx.merge_keys.get(lane.lane, mkey) is None
         if exported.holds_key:
             _hold_key(tx, lane, row)
-        # If another message with its merge key waits, this one stays separate.
-        messages.begin_waiting(tx, lane, row, collects=collects)
-        tx.messages.save(row)
+        messages.begin_waiting_anew(tx, lane, row)
     tx.touch(lane)
     return lane
 

@@ -193,10 +193,7 @@ def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
     row.topic = topic if lane.topic is None else None
     tx.run("message_topic", row.topic, row.mid)
     tx.run("note_reset", row.mid)
-    # If another message with its merge key waits, this one stays separate.
-    collects = row.mkey is None or tx.merge_keys.get(lane.lane, row.mkey) is None
-    messages.begin_waiting(tx, lane, row, collects=collects)
-    tx.messages.save(row)
+    messages.begin_waiting_anew(tx, lane, row)
     return lane
 
 
@@ -225,9 +222,7 @@ def move(
         settling.die(tx, lane, row, reason, None)
     else:
         row.since = min(row.since, tx.now)
-        collects = row.mkey is None or tx.merge_keys.get(lane.lane, row.mkey) is None
-        messages.begin_waiting(tx, lane, row, collects=collects)
-        tx.messages.save(row)
+        messages.begin_waiting_anew(tx, lane, row)
     tx.place(lane)
     return "moved"
 
