@@ -33,6 +33,11 @@ def lane_name(
     return topic, topic
 
 
+def lane_names(policy: Resolved, topic: str) -> list[str]:
+    """All lanes that may have messages of a topic."""
+    return [lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
+
+
 def first_partition_on(shard: int, shards: int, topic: str) -> int:
     """The first partition of a topic on a shard: they are on neighboring shards."""
     return (shard - zlib.crc32(base_of(topic).encode())) % shards

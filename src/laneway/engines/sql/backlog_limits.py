@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, nsmallest
 
-from laneway.engines.shared.naming import PARTITION
+from laneway.engines.shared.naming import lane_names
 from laneway.engines.shared.refusals import DROPPED, full
 from laneway.engines.shared.states import DEAD
 from laneway.engines.sql import key_limits, message_ends, messages
@@ -49,16 +49,16 @@ _Amounts = tuple[int, int, int, int]
 _UNITS = "messages", "bytes", "messages", "bytes"
 
 
-def read(tx: Transaction, limited: Sequence[tuple[Draft, Resolved, str]]) -> None:
+def read(tx: Transaction, limited: Sequence[tuple[Draft, Resolved]]) -> None:
     """
-    Read what the limits of these messages, each with its policy and lane, need: how much of their
+    Read what the limits of these messages, each with its policy, need: how much of their
     topics waits, and what they will probably drop.
     """
-    for draft, policy, name in limited:
+    for draft, policy in limited:
         backlog = tx.backlogs.get(draft.topic)
         if backlog is None:
-            names = lane_names(draft.topic, policy, name)
-            backlog = tx.backlogs[draft.topic] = Backlog(draft.topic, policy, names)
+            lanes = lane_names(policy, draft.topic)
+            backlog = tx.backlogs[draft.topic] = Backlog(draft.topic, policy, lanes)
         if draft.id is None or not messages.is_known(tx, draft.topic, draft.id):
             backlog.expected += 1
             backlog.expected_bytes += len(draft.body)
@@ -79,23 +79,11 @@ def read(tx: Transaction, limited: Sequence[tuple[Draft, Resolved, str]]) -> Non
         _read_places(tx, dropping)
 
 
-def lane_names(topic: str, policy: Resolved, name: str) -> list[str]:
-    """The lanes of a topic; `name`: its lane, unless it has partitions."""
-    if policy.partitions == 1:
-        return [name]
-    return [f"{topic}{PARTITION}{n}" for n in range(policy.partitions)]
-
-
-def lanes_of(tx: Transaction, names: Sequence[str]) -> list[Lane]:
-    """Those of these lanes that exist."""
-    return [lane for lane in map(tx.find_lane, names) if lane is not None]
-
-
 def _waiting(tx: Transaction, backlog: Backlog) -> tuple[int, int]:
     """How many messages of a topic wait, and their bytes."""
     if backlog.policy.buckets is not None:
         return backlog.folded, backlog.folded_bytes
-    lanes = lanes_of(tx, backlog.lanes)
+    lanes = tx.lanes_named(backlog.lanes)
     return sum(lane.waiting for lane in lanes), sum(lane.bytes for lane in lanes)
 
 
@@ -240,7 +228,7 @@ def _read_places(tx: Transaction, backlogs: Sequence[Backlog]) -> None:
         orders[backlog] = (
             [_Order(backlog.topic, most)]
             if backlog.policy.buckets is not None
-            else [_Order(lane, most) for lane in lanes_of(tx, backlog.lanes)]
+            else [_Order(lane, most) for lane in tx.lanes_named(backlog.lanes)]
         )
     unread = [order for its in orders.values() for order in its]
     sizes: dict[int, int] = {}

@@ -28,7 +28,6 @@ from laneway.engines.base import (
 from laneway.engines.sharded.splitting import partial_call
 from laneway.engines.shared import presence
 from laneway.engines.shared.explaining import CLOCK_SLACK_US
-from laneway.engines.shared.naming import lane_name
 from laneway.engines.sql import (
     forwarding,
     housekeeping,
@@ -649,16 +648,8 @@ class SqlQueue(Waits):
                 for tier_queue in tx.tier_queues.values()
             )
         for topic in topics:
-            policy = tx.policy(topic)
-            names = {lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)}
-            tx.load_names(names)
-            for name in names:
-                lane = tx.find_lane(name)
-                if (
-                    lane is None
-                    or tx.tier_queue_of(lane).pool != pool
-                    or not leasing.can_deliver(tx, lane)
-                ):
+            for lane in views.lanes_of(tx, topic):
+                if tx.tier_queue_of(lane).pool != pool or not leasing.can_deliver(tx, lane):
                     continue
                 if (
                     lane.topic is not None

@@ -39,7 +39,7 @@ import msgspec
 
 from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.gates import UNLIMITED
-from laneway.engines.shared.naming import lane_name
+from laneway.engines.shared.naming import lane_names
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.size_classes import AGE_SHIFT
 from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, RUNNABLE
@@ -1180,9 +1180,9 @@ class _Plan:
         tx = self.tx
         policies = tx.policies(topics)
         named = [
-            (topic, lane_name(policy, topic, None, n)[0])
+            (topic, name)
             for topic, policy in zip(topics, policies, strict=True)
-            for n in range(max(policy.partitions, 1))
+            for name in lane_names(policy, topic)
         ]
         tx.load_names(name for _, name in named)
         visits = [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines.base import HOUSEKEEPING_LIMIT
-from laneway.engines.shared.naming import lane_name
+from laneway.engines.shared.naming import lane_names
 from laneway.engines.shared.policy_changes import (
     changes_lanes,
     may_change_lanes,
@@ -312,12 +312,10 @@ class OwnPolicies:
         The existing lanes of the topic under this policy; with `spare` also the lane of its name,
         which may be from a time without partitions.
         """
-        tx = self._tx
-        names = [lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
+        names = lane_names(policy, topic)
         if spare and topic not in names:
             names.append(topic)
-        tx.load_names(names)
-        return [lane for name in names if (lane := tx.find_lane(name)) is not None]
+        return self._tx.lanes_named(names)
 
     def _number(self, text: str, layers: Layers) -> int:
         """The number of a set, which is inserted if it is new."""

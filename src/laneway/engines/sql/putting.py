@@ -23,7 +23,7 @@ from laneway.engines.shared.copies import (
     is_copied,
     receipt_of_copies,
 )
-from laneway.engines.shared.naming import BUCKET, merge_key
+from laneway.engines.shared.naming import BUCKET, lane_names, merge_key
 from laneway.engines.shared.refusals import (
     check_cost,
     check_draft,
@@ -177,7 +177,7 @@ class _Intake:
         now = tx.now
         entries: list[_Entry] = []
         decided: list[_Entry] = []
-        limited: list[tuple[Draft, Resolved, str]] = []
+        limited: list[tuple[Draft, Resolved]] = []
         for draft, policy in zip(drafts, policies, strict=True):
             check_draft(draft, policy, now)
             if draft.headers is not None and COST in draft.headers:
@@ -195,7 +195,7 @@ class _Intake:
                 decided.append(entry)
             is_limited = policy.limits_backlog or self._is_limited
             if is_limited and not draft.own and draft.signal is None:
-                limited.append((draft, policy, entry[2]))
+                limited.append((draft, policy))
         tx.load_names(dict.fromkeys(entry[2] for entry in entries if entry[2]), creates=True)
         if decided:
             self._load(decided)
@@ -323,7 +323,7 @@ class _Intake:
         after_us = expires.get(subscriptions.split(topic)[1])
         if after_us is None or policy.paused:
             return False
-        lanes = backlog_limits.lanes_of(tx, backlog_limits.lane_names(topic, policy, topic))
+        lanes = tx.lanes_named(lane_names(policy, topic))
         return (
             any(lane.ready for lane in lanes)
             and not any(

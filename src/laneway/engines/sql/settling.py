@@ -15,7 +15,7 @@ import msgspec
 
 from laneway.engines import base
 from laneway.engines.shared import adaptive
-from laneway.engines.shared.naming import PARTITION, generated_id
+from laneway.engines.shared.naming import generated_id
 from laneway.engines.shared.refusals import (
     NO_HANDLER,
     REFUSED,
@@ -31,7 +31,7 @@ from laneway.engines.shared.states import (
     LEASES_END,
     RETENTION_ENDS,
 )
-from laneway.engines.sql import key_limits, leases, merging, message_ends, messages, putting
+from laneway.engines.sql import key_limits, leases, merging, message_ends, messages, putting, views
 from laneway.engines.sql.lane_cache import CachedLease, LaneCache
 from laneway.engines.sql.rows import Ended, Held, Lane, Row
 from laneway.engines.sql.store import Outdated, Read
@@ -655,12 +655,9 @@ def _back_off(tx: Transaction, lane: Lane, held: Held, delay_us: int | None) -> 
 
 
 def _lanes_of_topic(tx: Transaction, lane: Lane) -> list[Lane]:
-    partitions = tx.policy_of(lane).partitions
-    if lane.topic is None or partitions == 1:
+    if lane.topic is None or tx.policy_of(lane).partitions == 1:
         return [lane]
-    names = [f"{lane.topic}{PARTITION}{n}" for n in range(partitions)]
-    tx.load_names(names)
-    return [each for each in map(tx.find_lane, names) if each is not None]
+    return views.lanes_of(tx, lane.topic)
 
 
 def _wait_again(tx: Transaction, lane: Lane, row: Row, due: int | None) -> None:

@@ -577,6 +577,11 @@ class Transaction(Statements):
             lane = self.lane_cache.names.get(name)
         return lane
 
+    def lanes_named(self, names: Sequence[str]) -> list[Lane]:
+        """Those of these lanes that exist."""
+        self.load_names(names)
+        return [lane for lane in map(self.find_lane, names) if lane is not None]
+
     def ensure_lane(self, name: str, rule: str) -> Lane:
         """The lane of a name, created if it does not exist; `rule`: whose policy it has."""
         existing = self.lane_cache.names.get(name) or self.find_lane(name)

@@ -18,7 +18,7 @@ from laneway.engines.base import (
 from laneway.engines.sharded.splitting import pages
 from laneway.engines.shared import adaptive, size_classes, views as shared
 from laneway.engines.shared.adaptive import Share
-from laneway.engines.shared.naming import BUCKET, lane_name, parse_generated_id
+from laneway.engines.shared.naming import BUCKET, lane_names, parse_generated_id
 from laneway.engines.shared.states import (
     DEAD,
     DELAYED,
@@ -53,18 +53,7 @@ def leased(tx: Transaction) -> dict[int, Held]:
 
 def lanes_of(tx: Transaction, topic: str) -> list[Lane]:
     """The existing lanes of a topic; of a folded topic, its bucket."""
-    names = _lane_names(tx, topic)
-    tx.load_names(names)
-    return _known_lanes(tx, names)
-
-
-def _lane_names(tx: Transaction, topic: str) -> list[str]:
-    policy = tx.policy(topic)
-    return [lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
-
-
-def _known_lanes(tx: Transaction, names: Iterable[str]) -> list[Lane]:
-    return [lane for name in names if (lane := tx.find_lane(name)) is not None]
+    return tx.lanes_named(lane_names(tx.policy(topic), topic))
 
 
 def lanes_under(tx: Transaction, pattern: str) -> Iterator[Lane]:
@@ -108,9 +97,9 @@ def many_stats(tx: Transaction, topics: Sequence[str]) -> list[TopicStats]:
     Counts and states of topics, without cursors; lanes, oldest and dead letters are read together.
     """
     tx.policies(topics)  # caches them, with few statements
-    names = {topic: _lane_names(tx, topic) for topic in topics}
+    names = {topic: lane_names(tx.policy(topic), topic) for topic in topics}
     tx.load_names(name for own in names.values() for name in own)
-    lanes = {topic: _known_lanes(tx, own) for topic, own in names.items()}
+    lanes = {topic: tx.lanes_named(own) for topic, own in names.items()}
     oldest = oldest_of(
         tx,
         [

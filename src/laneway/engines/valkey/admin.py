@@ -39,7 +39,7 @@ from laneway.engines.sharded.admin import PAGE, DeadAction, ShardedAdmin
 from laneway.engines.sharded.splitting import group, pages
 from laneway.engines.shared import gates, views as shared
 from laneway.engines.shared.explaining import absent
-from laneway.engines.shared.naming import lane_name
+from laneway.engines.shared.naming import lane_names
 from laneway.engines.shared.refusals import nobody_follows
 from laneway.engines.valkey import (
     doctor,
@@ -528,10 +528,8 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     def _lanes_by_shard(self, topic: str, now_us: int | None) -> dict[int, list[str]]:
         """The names of the topic's lanes, whether they exist or not."""
         view = self._view(now_us)
-        policy = view.policy(topic)
         names_by_shard: dict[int, list[str]] = {}
-        for part in range(policy.partitions):
-            name = lane_name(policy, topic, None, part)[0]
+        for part, name in enumerate(lane_names(view.policy(topic), topic)):
             names_by_shard.setdefault(view.space.routes.shard_of(topic, part), []).append(name)
         return names_by_shard
 

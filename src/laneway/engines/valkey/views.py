@@ -20,7 +20,7 @@ from laneway.engines.base import (
 )
 from laneway.engines.shared import adaptive, gates as shared_gates, views as shared
 from laneway.engines.shared.adaptive import Share
-from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
+from laneway.engines.shared.naming import BUCKET, PARTITION, lane_names
 from laneway.engines.shared.states import (
     DEAD,
 )
@@ -163,17 +163,12 @@ def lanes_of_many(view: View, topics: Sequence[str]) -> dict[str, list[tuple[int
     wanted = []
     view.load_policies(topics)
     for topic in topics:
-        policy = view.policy(topic)
-        parts = range(policy.partitions)
-        names = [lane_name(policy, topic, None, part)[0] for part in parts]
+        names = lane_names(view.policy(topic), topic)
         routes = view.space.routes
         if is_copy(topic):  # each of its lanes may be on each shard of its topic
             wanted += [(topic, shard, name) for shard in routes.shards_of(topic) for name in names]
             continue
-        wanted += [
-            (topic, routes.shard_of(topic, part), name)
-            for part, name in zip(parts, names, strict=True)
-        ]
+        wanted += [(topic, routes.shard_of(topic, part), name) for part, name in enumerate(names)]
     found: dict[str, list[tuple[int, Lane]]] = {topic: [] for topic in topics}
     stored = read_stored(view, [(shard, name) for _, shard, name in wanted])
     for (topic, shard, name), each in zip(wanted, stored, strict=True):
