@@ -10,6 +10,7 @@ import redis
 from laneway.engines.base import FullEngine
 from laneway.engines.valkey import record_formats
 from laneway.engines.valkey.scripts import NAMES
+from laneway.errors import EngineUnavailable
 from laneway.message import Draft
 from laneway.testing.servers import Server
 from tests.valkey.commands import client_of, commands
@@ -64,6 +65,27 @@ def test_a_call_that_fails_on_its_way(opened: Opened) -> None:
         engine.put([Draft("t", b"x")])
         assert engine.overview().published == 2
         assert [check for check in engine.doctor() if not check.ok] == []
+
+
+@pytest.mark.parametrize("broken", ["m", "tallies"])
+@pytest.mark.parametrize("topics", [["f"], ["f", "b.1"]], ids=len)
+def test_a_call_that_fails_while_it_writes(opened: Opened, broken: str, topics: list[str]) -> None:
+    """What it has not written is not written by the next call, into another namespace."""
+    with Server() as server:
+        names = ("alike", "other", "fails")
+        alike, other, fails = (opened(server.url, namespace=name) for name in names)
+        client, name = client_of(server), f"laneway:{{fails/0}}:{broken}"
+        for engine in (alike, other, fails):
+            engine.policy_set("code", "b.*", {"weight": 2})  # its tally is new in the call
+            engine.put([Draft("t", b"x")], now_us=START)
+        alike.put([Draft("t", b"x")], now_us=START)
+        client.rename(name, "kept")
+        client.set(name, "broken")
+        with pytest.raises(EngineUnavailable):
+            fails.put([Draft(topic, b"x") for topic in topics], now_us=START)
+        client.rename("kept", name)
+        other.put([Draft("t", b"x")], now_us=START)
+        assert stored(client, "other") == stored(client, "alike")
 
 
 def test_a_limit_of_the_namespace_holds(opened: Opened) -> None:

@@ -20,7 +20,7 @@ local intake = part(function(intake)
     -- {outcome, …}.
     function intake.accept_all(drafts, keeps_order, copied)
         local arrivals, answers = {}, {}
-        local full = {} -- the answers that refused messages, by topic
+        local full = keeps_order and {} -- the answers that refused messages, by topic
         local first_left = copied and copied.first_left
         putting.load(drafts, first_left and first_left - 1 or #drafts)
         if copied then
@@ -32,7 +32,7 @@ local intake = part(function(intake)
                 left_copies.keep(n, drafts, copied, answers)
                 break
             end
-            local answer = keeps_order and full[draft.topic]
+            local answer = full and full[draft.topic]
             if copied then
                 answer, is_copy = copies.answer(n, copied, drafts, answer)
             end
@@ -40,7 +40,7 @@ local intake = part(function(intake)
             if copied then
                 copies.follow(n, copied, answer)
             end
-            if keeps_order and type(answer) == 'table' and answer[1] == 'refused' then
+            if full and type(answer) == 'table' and answer[1] == 'refused' then
                 full[draft.topic] = answer
             end
             answers[n] = answer

@@ -39,6 +39,7 @@ local key_limits -- defined in key_limits.lua, which uses `lanes`
 
 lanes = part(function(lanes)
     local known, changed, watched = {}, {}, {}
+    local written = {} -- names and records of `save`, flat
     local left_topics = {} -- a list and a set: topics of which a partition was forgotten
     local taken = 0 -- of the tables below
     local is_used = false
@@ -46,7 +47,7 @@ lanes = part(function(lanes)
     local function reset()
         known, taken, is_used = {}, 0, false
         if changed[1] or watched[1] or left_topics[1] then
-            changed, watched, left_topics = {}, {}, {}
+            changed, written, watched, left_topics = {}, {}, {}, {}
         end
     end
 
@@ -464,7 +465,7 @@ lanes = part(function(lanes)
         local shared = policy.shared and lanes.shared_gate(lane.policy_name or lane.name,
             policy.shared)
         local at = lane.place == IDLE and lane.wake > 0 and lane.wake
-            or shard.now + ((lane.flow or shared and shared.flow) and FLOW_KEPT
+            or shard.now + ((lane.is_rare and lane.flow or shared and shared.flow) and FLOW_KEPT
                 or tier_queue.by_time and LINGER_BY_TIME or LINGER)
         if policy.rate then
             at = max(at, math.ceil(lane.tat / TICKS))
@@ -472,7 +473,10 @@ lanes = part(function(lanes)
         if shared then
             at = max(at, math.ceil(shared.tat / TICKS))
         end
-        return max(at, lane.back_off_until, lane.keys and lane.keys[1] or 0)
+        if lane.is_rare then
+            at = max(at, lane.back_off_until, lane.keys and lane.keys[1] or 0)
+        end
+        return at
     end
 
     -- How many leases it may have; false: no limit. One while the topic probes its destination.
@@ -506,7 +510,7 @@ lanes = part(function(lanes)
     -- clock); nil: nowhere. `is_used`: whether its rate has not recovered.
     local function kept_at(lane, policy, is_used)
         local now = shard.now
-        if lane.back_off_until > now then
+        if lane.is_rare and lane.back_off_until > now then
             return ASLEEP, lane.back_off_until
         end
         local concurrency = (policy.limited or lane.is_rare) and concurrency_of(lane, policy)
@@ -577,7 +581,7 @@ lanes = part(function(lanes)
 
     -- A lane gets another place. Neither sleeping nor waiting at a gate earns credit.
     local function change_place(lane, place, tier_queue)
-        local group = lanes.group(lane)
+        local group = lane.tier_queue < 0 and groups.find(-lane.tier_queue)
         if place == RUNNABLE or (place == AT_GATE and lane.place ~= RUNNABLE) then
             if group and group.runnable == 0 then
                 group.vt = max(group.vt, tier_queue.vt)
@@ -637,7 +641,9 @@ lanes = part(function(lanes)
                 pools_to_notify[tier_queue.pool] = true
             end
         end
-        place_at_gate(lane, gate)
+        if gate ~= '' or lane.place == AT_GATE then
+            place_at_gate(lane, gate)
+        end
         lane.place, lane.wake = place, wake
         move(lane)
         lanes.touch(lane)
@@ -698,10 +704,11 @@ lanes = part(function(lanes)
     local function classify(lane, is_gone)
         local is_listed = lane.has_rest and (lane.big + lane.old + lane.busy + lane.slow > 0
             or (lane.is_rare and lane.throttled + lane.held_until > 0))
-        if not is_listed and lane.lately < 32 and lanes.waiting(lane) < 32 then
+        local waiting = lanes.waiting(lane)
+        if not is_listed and lane.lately < 32 and waiting < 32 then
             return
         end
-        set_class(lane, 'big', is_gone and 0 or fairness.size_class(lanes.waiting(lane)))
+        set_class(lane, 'big', is_gone and 0 or fairness.size_class(waiting))
         if is_gone or lane.ready < 32 then
             set_class(lane, 'old', 0)
         elseif lane.old == 0 or lane.head_since then
@@ -813,7 +820,6 @@ lanes = part(function(lanes)
 
     -- Returns the names of the watched lanes that have changed.
     function lanes.save()
-        local written = {}
         for n = 1, #changed do
             local lane = changed[n]
             if lane.is_changed then -- and not deleted since
@@ -831,7 +837,8 @@ lanes = part(function(lanes)
             end
         end
         call_many('HSET', keys.lanes, written, 2)
-        changed = {}
+        clear(changed)
+        clear(written)
         return watched
     end
 end)

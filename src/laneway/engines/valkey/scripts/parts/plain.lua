@@ -10,11 +10,18 @@ local plain = part(function(plain)
     -- numbers and records that are not written yet, flat, and how those end: the time of the call
     local records, stamp = {}, ''
 
-    local function reset() -- there are some after a call that ended in an error
-        for _, lane in ipairs(arrivals) do
-            lane.arrived = false
+    local function forget()
+        for n = 1, #arrivals do
+            arrivals[n].arrived = false
         end
-        arrivals, records = {}, {}
+        clear(arrivals)
+        clear(records)
+    end
+
+    local function reset() -- there are some after a call that ended in an error
+        if records[1] then
+            forget()
+        end
     end
 
     -- The numbers in a record from one position to another.
@@ -65,11 +72,9 @@ local plain = part(function(plain)
         if records[1] then
             call_many('HSET', keys.m, records, 2)
             for n = 1, #arrivals do
-                local lane = arrivals[n]
-                move_to_list(lane, lane.arrived)
-                lane.arrived = false
+                move_to_list(arrivals[n], arrivals[n].arrived)
             end
-            arrivals, records = {}, {}
+            forget()
         end
     end
 

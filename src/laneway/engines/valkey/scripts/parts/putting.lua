@@ -94,12 +94,18 @@ local putting = part(function(putting)
 
     -- Read at once what the first drafts need.
     function putting.load(drafts, count)
-        local names, merge_keys, lines, known, topics, last = {}, {}, {}, {}, {}, nil
+        local names, last, by_topic, merge_keys, lines = {}, nil, nil, nil, nil
         is_limited = shard.max_backlog or shard.max_backlog_bytes
-        for n = 1, shard.own > 0 and count or 0 do
-            topics[n] = drafts[n].topic
+        if taken > 0 then -- not all are plain
+            merge_keys, lines = {}, {}
         end
-        policies.load(topics)
+        if shard.own > 0 then
+            local topics = {}
+            for n = 1, count do
+                topics[n] = drafts[n].topic
+            end
+            policies.load(topics)
+        end
         for n = 1, count do
             local draft = drafts[n]
             local name = draft.is_plain and draft.topic or look_up(draft, merge_keys, lines)
@@ -107,15 +113,18 @@ local putting = part(function(putting)
                 names[#names + 1], last = name, name
             end
             if draft.id then
-                ids.add_wanted(known, draft.topic, draft.id)
+                by_topic = by_topic or {}
+                ids.add_wanted(by_topic, draft.topic, draft.id)
             end
         end
         lanes.load(names)
-        ids.load(known)
-        if merge_keys[1] then
+        if by_topic then
+            ids.load(by_topic)
+        end
+        if merge_keys and merge_keys[1] then
             merging.load(merge_keys)
         end
-        if lines[1] then
+        if lines and lines[1] then
             messages.load_holders(lines)
         end
     end

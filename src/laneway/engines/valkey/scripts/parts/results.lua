@@ -41,7 +41,9 @@ local results = part(function(results)
 
     function results.take_end_notices()
         local taken = end_notices
-        end_notices = {}
+        if taken[1] then
+            end_notices = {}
+        end
         return taken
     end
 

@@ -1099,7 +1099,7 @@ local serving = part(function(serving)
     local function admitted(given, policy, gate, take, mids, folded, in_order)
         local lane, slots = given.lane, nil
         take = min(take, lanes.allowance(lane, policy))
-        if policy.paused or lane.back_off_until > shard.now then
+        if policy.paused or (lane.is_rare and lane.back_off_until > shard.now) then
             take = 0
         end
         if calls.last_rank then

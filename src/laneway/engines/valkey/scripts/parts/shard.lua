@@ -209,6 +209,14 @@ local function unknown_in(known, names)
     return unknown
 end
 
+-- Empty a list that is used again, because to create and to grow one is slow. Called when nothing
+-- can fail any more: after an error the part's reset has to find its first entry.
+local function clear(list)
+    for n = 1, #list do
+        list[n] = nil
+    end
+end
+
 -- A table of these values by the names of fields, and the values of such a table.
 local function named(fields, values)
     local found = {}
@@ -270,8 +278,8 @@ local LIVELY = {
     'now', 'seq', 'fence', 'lanes_created', 'lanes', 'waiting', 'bytes', 'leased', 'published',
     'delivered', 'done',
 }
-local NUMBER, SIGNED = 'Bi8', 211 -- MessagePack's mark of a number of 8 bytes
-local NUMBERS = '>' .. NUMBER:rep(#LIVELY)
+local SIGNED = 211 -- MessagePack's mark of a number of 8 bytes
+local NUMBERS = '>' .. ('Bi8'):rep(#LIVELY)
 
 -- A new number (of a message, or of a lease) is at least the server's time in this unit, so that a
 -- server that lost its data never uses a number twice. The unit keeps number · shards + shard below

@@ -235,6 +235,8 @@ local tallies = part(function(tallies)
             end
             waits.counts = {}
         end
-        used, waits_used, last_of, last_queue = {}, {}, nil, nil
+        clear(used)
+        clear(waits_used)
+        last_of, last_queue = nil, nil
     end
 end)

@@ -108,7 +108,7 @@ local wakeup = part(function(wakeup)
     -- A caller that passes the time is a test, which leases by itself.
     function wakeup.lease_at_once(count)
         if count > MOST_PUSHED or shard.bytes > MOST_PUSHED_BYTES or shard.shards > 1
-            or least == 0 then
+            or least == 0 or next(pools_to_notify) == nil then
             return
         end
         local pools = {}
