@@ -42,8 +42,7 @@ local function import_one(message, bodies)
         ids.join(record, id)
     end
     for n = 2, #bodies do
-        call('RPUSH', key('b:' .. text(mid)), bodies[n])
-        record.parts, record.parts_bytes = record.parts + 1, record.parts_bytes + #bodies[n]
+        merging.add_part(record, bodies[n])
     end
     shard.published = shard.published + 1
     if message.death then

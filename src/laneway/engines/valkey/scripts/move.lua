@@ -24,7 +24,8 @@ if lease and action ~= 'cancel' then
 elseif action == 'ready' and (record.state ~= DELAYED or record.since == UNTIL_SIGNALLED) then
     return 'waiting'
 elseif lease then
-    settling.end_from_outside(mid, lease)
+    call('HDEL', keys.l, text(mid))
+    settling.end_of_lease(lane, lease, shard.now - lease.granted)
     results.notify('!', '!' .. results.name(record.topic, id_of(record)))
 else
     messages.end_for_good(lane, record)

@@ -110,19 +110,12 @@ end
 
 local written = values_of(ARGV[6])
 for n = 1, #written, 2 do
-    if written[n + 1] ~= '' then
-        call('HSET', keys.policies, written[n], written[n + 1])
-    else
-        call('HDEL', keys.policies, written[n])
-    end
+    writes.set_field(keys.policies, written[n], written[n + 1] ~= '' and written[n + 1])
 end
 for _, each in ipairs(changes) do
-    if each[2] then
-        call('HSET', keys.resolved, each[1], each[2])
-    else
-        call('HDEL', keys.resolved, each[1])
-    end
+    writes.set_field(keys.resolved, each[1], each[2])
 end
+writes.save()
 shard.version, shard.exact = tonumber(ARGV[4]), tonumber(ARGV[8])
 policies.override(changes, shard.exact)
 lanes.policies_changed()

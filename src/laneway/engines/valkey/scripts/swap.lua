@@ -13,15 +13,10 @@ local hash, index = keys[ARGV[3]], (ARGV[7] or '') ~= '' and keys[ARGV[7]]
 if (call('HGET', hash, ARGV[4]) or '') ~= ARGV[5] then
     return 0
 end
-if ARGV[6] == '' then
-    call('HDEL', hash, ARGV[4])
-    if index then
-        call('ZREM', index, ARGV[4])
-    end
-else
-    call('HSET', hash, ARGV[4], ARGV[6])
-    if index then
-        call('ZADD', index, 0, ARGV[4])
-    end
+local record = ARGV[6] ~= '' and ARGV[6]
+writes.set_field(hash, ARGV[4], record)
+if index then
+    writes.set_member(index, ARGV[4], record and 0)
 end
+writes.save()
 return 1

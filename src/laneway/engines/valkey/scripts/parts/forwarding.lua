@@ -38,27 +38,18 @@ local forwarding = part(function(forwarding)
         call('HSET', keys.forwarded, spool, packed(batch) .. packed(at) .. packed(taken))
     end
 
-    -- The messages of this batch that were taken: their keys, joined, and as a set.
-    local function taken_of(spool, batch)
+    -- The last batch of a spool, its time, and the keys of its messages that were taken, joined;
+    -- nil: the spool has sent none.
+    local function read(spool)
         local stored = call('HGET', keys.forwarded, spool)
-        if not stored then
-            forget_old()
-            return '', {}
+        if stored then
+            return values_of(stored)
         end
-        local name, _, taken = values_of(stored)
-        if name ~= batch then
-            return '', {}
-        end
-        return taken, set_of(taken)
     end
 
     -- Remember what another store has taken, unless this shard has taken a later batch.
     function forwarding.remember(spool, batch, at, names)
-        local stored = call('HGET', keys.forwarded, spool)
-        local name, taken_at, taken
-        if stored then
-            name, taken_at, taken = values_of(stored)
-        end
+        local name, taken_at, taken = read(spool)
         if name == batch then
             local is_taken, found = set_of(taken), { taken }
             for _, each in ipairs(names) do
@@ -75,8 +66,12 @@ local forwarding = part(function(forwarding)
     -- As intake.accept_all, for the messages that were not taken. `names`: the keys of all of them,
     -- see `forwarded_key` in naming.py; a copy has that of its message.
     function forwarding.accept_batch(spool, batch, names, drafts, copied)
-        local before, is_taken = taken_of(spool, batch)
-        local taken = { before }
+        local name, _, before = read(spool)
+        if not name then
+            forget_old()
+        end
+        before = name == batch and before or ''
+        local taken, is_taken = { before }, set_of(before)
         local left, left_drafts, answers = {}, {}, {}
         local left_copied = copied and { expires = {}, first_left = copied.first_left }
         for n = 1, #drafts do

@@ -27,7 +27,7 @@
 -- three are the shard's turn, see sharded/grants.py: virtual times, and how many deliveries are
 -- left of it; false: no turn.
 --
--- uses: fairness, adaptive, policies, groups, lanes
+-- uses: fairness, adaptive, policies, writes, groups, lanes
 
 local lanes -- defined in lanes.lua, which uses gates
 
@@ -483,12 +483,7 @@ local gates = part(function(gates)
     -- Clients move the grants of gates that lanes wait at.
     local function list_waited(name, tier_queue, has_lanes)
         if shard.shards > 1 then
-            local member = tier_queue .. ':' .. name
-            if has_lanes then
-                call('ZADD', keys.waited_gates, 0, member)
-            else
-                call('ZREM', keys.waited_gates, member)
-            end
+            writes.set_member(keys.waited_gates, tier_queue .. ':' .. name, has_lanes and 0)
         end
     end
 
@@ -518,9 +513,6 @@ local gates = part(function(gates)
 
     -- Whether the gate admits the first lane that waits there in a tier queue.
     function gates.is_open(gate, tier_queue)
-        if shard.now >= gate.held_until then
-            return room_of(gate, false) > 0
-        end
         local holder = gates.holder_at(gate)
         return room_of(gate, holder and tier_queues[holder.tier_queue].number == tier_queue) > 0
     end
@@ -531,14 +523,11 @@ local gates = part(function(gates)
         local is_listed = lane and room_of(gate, is_holder) > 0
         local group = is_listed and lanes.group(lane) or nil
         local before, number = gate.listed[tier_queue], group and group.number or nil
-        local heads = tier_queues[tier_queue].heads
         if before and before ~= number then
             call('ZREM', groups.heads_key(before), gate.name)
             if groups.find(before) then
                 groups.head_moved(groups.find(before))
             end
-        elseif not before and number then
-            call('ZREM', heads, gate.name)
         end
         if before ~= number then
             gate.listed[tier_queue], changed[gate] = number, true
@@ -546,11 +535,9 @@ local gates = part(function(gates)
         if group then
             call('ZADD', groups.heads_key(number), lane.vt, gate.name)
             groups.head_moved(group)
-        elseif is_listed then
-            call('ZADD', heads, lane.vt, gate.name)
-        elseif not before then
-            call('ZREM', heads, gate.name)
         end
+        writes.set_member(tier_queues[tier_queue].heads, gate.name, is_listed and not group
+            and lane.vt)
         if is_listed and is_new then
             pools_to_notify[tier_queues[tier_queue].pool] = true
         end
@@ -565,17 +552,12 @@ local gates = part(function(gates)
 
     -- When the gate opens by the clock: only if its rate alone shuts it, or a hold; 0: never.
     local function wake_of(gate)
-        local now, at = shard.now, nil
-        if gate.concurrency and gate.leased >= gate.concurrency then
+        if (gate.concurrency and gate.leased >= gate.concurrency)
+            or (gate.grant and gate.grant[10] == 0) then
             return 0
         end
-        if gate.grant and gate.grant[10] == 0 then
-            return 0
-        end
-        local is_held = now < gate.held_until
-        if is_held then
-            at = gate.held_until
-        end
+        local is_held = shard.now < gate.held_until
+        local at = is_held and gate.held_until or nil
         if gate.rate then
             gate.tat = tat_of(gate)
             at = with_permit(at, gate, 1)
@@ -590,11 +572,7 @@ local gates = part(function(gates)
     -- the lane that it is held for.
     local function look(gate)
         gate.wake = wake_of(gate)
-        if gate.wake > 0 then
-            call('ZADD', keys.gate_wakes, gate.wake, gate.name)
-        else
-            call('ZREM', keys.gate_wakes, gate.name)
-        end
+        writes.set_member(keys.gate_wakes, gate.name, gate.wake > 0 and gate.wake)
         local is_open = room_of(gate, false) > 0
         if is_open ~= gate.is_open or gate.is_held_again
             or (shard.now < gate.held_until and room_of(gate, true) > 0) then

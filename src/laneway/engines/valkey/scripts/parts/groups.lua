@@ -91,9 +91,8 @@ local groups = part(function(groups)
         local name, tier_queue, vt, inner_vt, size, runnable, weight, has_heads, is_limited
             = values_of(stored)
         local group = new(number, name, tier_queue, vt)
-        group.inner_vt, group.size, group.runnable, group.weight, group.is_limited
-            = inner_vt, size, runnable, weight, is_limited
-        group.has_heads = has_heads
+        group.inner_vt, group.size, group.runnable, group.weight, group.has_heads,
+            group.is_limited = inner_vt, size, runnable, weight, has_heads, is_limited
         group.listed_at, group.heads_at = runnable > 0 and vt, has_heads and vt
         return group
     end
@@ -280,7 +279,6 @@ local groups = part(function(groups)
         if not is_used or next(changed) == nil then
             return
         end
-        local written, gone = {}, {}
         for group in pairs(changed) do
             local member, is_gone = groups.member(group), group.size <= 0
             local tier_queue = tier_queues[group.tier_queue]
@@ -295,17 +293,12 @@ local groups = part(function(groups)
                 group.heads_at = heads_at
             end
             if is_gone then
-                gone[#gone + 1] = group.number
                 call('UNLINK', turns_key(group), groups.heads_key(group.number))
-            else
-                local n = #written
-                written[n + 1], written[n + 2] = group.number, packed(group.name, group.tier_queue,
-                    group.vt, group.inner_vt, group.size, group.runnable, group.weight,
-                    group.has_heads, group.is_limited)
             end
+            writes.set_field(keys.group_queues, group.number, not is_gone and packed(group.name,
+                group.tier_queue, group.vt, group.inner_vt, group.size, group.runnable,
+                group.weight, group.has_heads, group.is_limited))
         end
         changed = {}
-        call_many('HSET', keys.group_queues, written, 2)
-        call_many('HDEL', keys.group_queues, gone, 1)
     end
 end)

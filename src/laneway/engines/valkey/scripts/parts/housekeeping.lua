@@ -10,15 +10,6 @@ local housekeeping = part(function(housekeeping)
     local MOST_LEASES = 1000
     local PAGE = 32 -- events that are read at once
 
-    local function come_due(lane, record)
-        messages.end_delay(lane, record)
-        messages.arrive(lane, record)
-        lanes.touch(lane)
-        if lane.place == IDLE then
-            lanes.place(lane)
-        end
-    end
-
     -- Read at once the messages of events, and their lanes.
     local function load_messages(page)
         local mids, names, lines = {}, {}, {}
@@ -44,7 +35,13 @@ local housekeeping = part(function(housekeeping)
         if not record then -- the store lost it; the doctor reports it
             return
         elseif kind == DUE then
-            come_due(lanes.find(record.lane), record)
+            local lane = lanes.find(record.lane)
+            messages.end_delay(lane, record)
+            messages.arrive(lane, record)
+            lanes.touch(lane)
+            if lane.place == IDLE then
+                lanes.place(lane)
+            end
         elseif kind == EXPIRES then
             local lane = lanes.find(record.lane)
             messages.end_for_good(lane, record)

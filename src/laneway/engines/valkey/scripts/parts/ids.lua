@@ -130,15 +130,14 @@ ids = part(function(ids)
             ids.add_wanted(by_topic, sub(member, 1, cut - 1), sub(member, cut + 1))
         end
         for topic, wanted in pairs(by_topic) do
-            local name, gone = of(topic), {}
+            local name = of(topic)
             for n, stored in ipairs(read_many(name, wanted)) do
                 local ends = finished_until(stored)
                 -- else the id was published again meanwhile
                 if ends and ends ~= 0 and ends <= shard.now then
-                    gone[#gone + 1] = wanted[n]
+                    writes.set_field(name, wanted[n], false)
                 end
             end
-            call_many('HDEL', name, gone, 1)
         end
         call_many('ZREM', keys.ids_until, members, 1)
     end

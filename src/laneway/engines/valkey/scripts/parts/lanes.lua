@@ -374,8 +374,9 @@ lanes = part(function(lanes)
                 lane.vt
         elseif place == AT_GATE then
             local found = turns.of(lane)
-            return gates.lanes_key(found.waits, turns.queue_at(lane, found.waits)),
-                found.turns[found.waits]
+            local its_queue = turns.group_at(lane, found.waits) and number
+                or tier_queues[number].number
+            return gates.lanes_key(found.waits, its_queue), found.turns[found.waits]
         elseif place == ASLEEP then
             return keys.asleep, lane.wake
         elseif place == IDLE and lane.wake > 0 then

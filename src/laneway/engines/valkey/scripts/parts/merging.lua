@@ -63,12 +63,10 @@ local merging = part(function(merging)
         end
     end
 
-    local function add_part(record, body)
+    function merging.add_part(record, body)
         call('RPUSH', key('b:' .. text(record.mid)), body)
         record.parts, record.parts_bytes = record.parts + 1, record.parts_bytes + #body
     end
-
-    merging.add_part = add_part
 
     -- A message whose priority changes gets a new sequence number.
     local function set_rank(record, rank)
@@ -122,7 +120,7 @@ local merging = part(function(merging)
             if record.parts + 1 >= policy.merge_limit then
                 return false
             end
-            add_part(record, body_of(draft))
+            merging.add_part(record, body_of(draft))
             messages.resize(lane, record, draft.size)
         end
         change_waiting(lane, record, draft, policy)
@@ -153,7 +151,7 @@ local merging = part(function(merging)
         messages.end_for_good(lane, other)
         local more = other.parts > 0 and call('LRANGE', key('b:' .. text(other.mid)), 0, -1) or {}
         if policy.merge == 'all' then
-            add_part(record, body_of(other))
+            merging.add_part(record, body_of(other))
         elseif policy.merge == 'last' then
             set_content(record, other)
             record.expires = other.expires
@@ -161,7 +159,7 @@ local merging = part(function(merging)
         end
         if policy.merge == 'all' or policy.merge == 'last' then
             for _, body in ipairs(more) do
-                add_part(record, body)
+                merging.add_part(record, body)
             end
         end
         ids.absorb(record, other)

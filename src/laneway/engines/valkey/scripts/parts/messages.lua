@@ -315,7 +315,7 @@ local messages = part(function(messages)
         return state .. member_of(record.rank, record.since, record.seq, record.mid)
     end
 
-    local function goes_before(one, other)
+    function messages.goes_before(one, other)
         if one.rank ~= other.rank then
             return one.rank < other.rank
         end
@@ -325,8 +325,6 @@ local messages = part(function(messages)
         end
         return one.seq < other.seq
     end
-
-    messages.goes_before = goes_before
 
     -- Update `t:TOPIC` of a topic in a bucket. `state`: the letter; false: the message is removed.
     function messages.mirror(lane, record, state)
@@ -571,7 +569,7 @@ local messages = part(function(messages)
                 messages.set_holder(line, record.mid, false)
             elseif head ~= record.mid then
                 local other = messages.read(head)
-                if is_held or (other and not goes_before(record, other)) then
+                if is_held or (other and not messages.goes_before(record, other)) then
                     park(lane, record, behind(record))
                     return
                 end

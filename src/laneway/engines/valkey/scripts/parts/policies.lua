@@ -105,11 +105,6 @@ local policies = part(function(policies)
         return stored and decode(stored) or nil
     end
 
-    local function read_exact(name)
-        local stored = stored_policy(name)
-        return stored and decode(stored) or nil
-    end
-
     -- Use other policies from now on, {pattern, its record or false} each, and else those that are
     -- stored. `exact`: how many names of all policies are exact topics.
     function policies.override(changes, exact)
@@ -257,12 +252,6 @@ local policies = part(function(policies)
         end
     end
 
-    -- The id of a topic's own policy; false: none.
-    local function own_id(topic)
-        policies.load({ topic })
-        return own_ids[topic]
-    end
-
     -- Clients have to know the fields that decide how a message is written: the body's limit, ttl,
     -- serial, merge, backlog. `known`: the ids that the client has, by topic. Returns {topic, id or
     -- "", its record or ""} of each topic of the drafts where the shard has another one; nil: none.
@@ -369,13 +358,19 @@ local policies = part(function(policies)
         if not found then
             is_used = is_used or at_next_begin(reset)
             local ends_in_star = byte(name, -1) == 42
-            found = (shard.exact > 0 or ends_in_star) and (ends_in_star and read_pattern
-                or read_exact)(name)
+            if ends_in_star then
+                found = read_pattern(name)
+            elseif shard.exact > 0 then
+                local stored = stored_policy(name)
+                found = stored and decode(stored)
+            end
             if not found then
                 found = of_patterns_of(name)
                 local is_pattern = name == '*' or sub(name, -2) == '.*'
-                local id = shard.own > 0 and not is_pattern and own_id(name)
-                found = id and combined(found, id) or found
+                if shard.own > 0 and not is_pattern then
+                    policies.load({ name })
+                    found = own_ids[name] and combined(found, own_ids[name]) or found
+                end
                 if found.buckets and string.find(name, '#', 1, true) then
                     found = unfolded(found)
                 end

@@ -41,9 +41,7 @@ local results = part(function(results)
 
     function results.take_end_notices()
         local taken = end_notices
-        if taken[1] then
-            end_notices = {}
-        end
+        end_notices = taken[1] and {} or taken
         return taken
     end
 

@@ -103,8 +103,8 @@ local settling = part(function(settling)
         end
     end
 
-    -- Free the lease's slots of lane and gate.
-    local function end_of_lease(lane, lease, cost)
+    -- Free the lease's slots of lane and gate. `cost`: how long it was held.
+    function settling.end_of_lease(lane, lease, cost)
         lane.leased, shard.leased = lane.leased - 1, shard.leased - 1
         gates.free(lease.gate, lease.granted)
         key_limits.free(lane, lease.slot)
@@ -114,19 +114,12 @@ local settling = part(function(settling)
         lanes.touch(lane)
     end
 
-    -- End the lease of a message from outside.
-    function settling.end_from_outside(mid, lease)
-        call('HDEL', keys.l, text(mid))
-        end_of_lease(lanes.find(lease.lane), lease, shard.now - lease.granted)
-    end
-
-    local function die(lane, record, reason, failure)
+    function settling.die(lane, record, reason, failure)
         lane.died, shard.died = lane.died + 1, shard.died + 1
         messages.bury(lane, record, reason, failure)
         messages.free_key(lane, messages.line(record), record.mid)
         return 'died'
     end
-    settling.die = die
 
     -- The message waits again: delayed until `due`, its new since, or (false) with its old since.
     -- After its ttl it expires.
@@ -162,7 +155,8 @@ local settling = part(function(settling)
         record.attempts = record.attempts + 1
         messages.add_history(record, what, settlement[FAILURE])
         if record.attempts > policy.retries then
-            return die(lane, record, used_up(record.attempts, settlement), settlement[FAILURE])
+            return settling.die(lane, record, used_up(record.attempts, settlement),
+                settlement[FAILURE])
         end
         local delay = settlement[DELAY] or policies.backoff(policy, record.attempts,
             settlement[RANDOM])
@@ -181,7 +175,7 @@ local settling = part(function(settling)
         local longest = policies.of(record.topic).on_unhandled
         if longest and shard.now - record.unhandled_from >= longest then
             messages.add_history(record, REASONS.unhandled)
-            return die(lane, record, REASONS.unhandled)
+            return settling.die(lane, record, REASONS.unhandled)
         end
         local delay = min(UNHANDLED_FIRST * 2 ^ min(record.unhandled_times, 16), UNHANDLED_MAX)
         record.unhandled_times = record.unhandled_times + 1
@@ -228,7 +222,7 @@ local settling = part(function(settling)
             record.attempts = record.attempts + 1
             local reason = settlement[REASON] or REASONS.refused
             messages.add_history(record, reason, settlement[FAILURE])
-            return die(lane, record, reason, settlement[FAILURE])
+            return settling.die(lane, record, reason, settlement[FAILURE])
         elseif settlement[ACTION] == 'unhandled' then
             return unhandled(lane, record)
         end
@@ -301,7 +295,7 @@ local settling = part(function(settling)
         if not ended[lane] then
             ended[lane], ended[#ended + 1] = true, lane
         end
-        end_of_lease(lane, lease, settlement[COST])
+        settling.end_of_lease(lane, lease, settlement[COST])
         adapt_to(lane, lease, settlement)
         if lease.empty then
             messages.free_key(lane, lease.line, mid)
@@ -382,7 +376,7 @@ local settling = part(function(settling)
             record.attempts = record.attempts + 1
             messages.add_history(record, REASONS.started)
             if record.attempts > policies.of(record.topic).retries then
-                die(lane, record, REASONS.started)
+                settling.die(lane, record, REASONS.started)
                 return
             end
         end
@@ -395,7 +389,7 @@ local settling = part(function(settling)
             return
         end
         local lane = lanes.find(lease.lane)
-        end_of_lease(lane, lease, lease.deadline - lease.granted)
+        settling.end_of_lease(lane, lease, lease.deadline - lease.granted)
         if lease.empty then
             messages.free_key(lane, lease.line, mid)
         else

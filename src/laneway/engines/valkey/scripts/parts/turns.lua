@@ -55,11 +55,6 @@ local turns = part(function(turns)
         return group_at(lane, name) or lane
     end
 
-    -- The number of the tier queue, or of the group (negative), in whose index at a gate it is.
-    function turns.queue_at(lane, name)
-        return group_at(lane, name) and lane.tier_queue or tier_queues[lane.tier_queue].number
-    end
-
     -- The turn of an entry at the gate where it waits.
     function turns.at(entry, name)
         return entry.is_group and groups.at(entry, name).turn or turns.of(entry).turns[name]
