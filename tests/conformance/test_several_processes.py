@@ -38,3 +38,20 @@ def test_totals_are_plain_numbers(two: list[FullEngine]) -> None:
     overview = theirs.overview()
     assert [type(tier.runnable) for tier in overview.tiers] == [int] * len(overview.tiers)
     assert [check for check in theirs.doctor() if not check.ok] == []
+
+
+@pytest.mark.parametrize("comes_again", [False, True])
+def test_leases_of_a_topic_that_another_process_deleted(
+    two: list[FullEngine], *, comes_again: bool
+) -> None:
+    """They have ended, although the process that holds them remembers them and their lane."""
+    ours, theirs = two
+    ours.put([Draft("t", b"1"), Draft("t", b"2")])
+    leases = ours.lease(10).leases
+    assert theirs.topic_delete("t") == 2
+    if comes_again:
+        theirs.put([Draft("t", b"3")])
+    ends = [Settlement(lease.handle, lease.fence) for lease in leases]
+    assert ours.settle(ends) == ["gone", "gone"]
+    assert [lease.body for lease in ours.lease(10).leases] == [b"3"] * comes_again
+    assert [check for check in ours.doctor() if not check.ok] == []

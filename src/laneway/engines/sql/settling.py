@@ -133,7 +133,7 @@ def reads(lane_cache: LaneCache, settlements: Sequence[Settlement]) -> Iterator[
 def _take_cached(tx: Transaction, settlements: Sequence[Settlement]) -> list[CachedLease | None]:
     """
     Delete the leases that are cached, and answer them. Nothing is read; the number of rows that
-    were deleted shows whether all of them were still held.
+    were deleted shows whether all of them were still held. Raises Outdated.
 
     Not those that return permits: how many depends on when their lease was granted.
     """
@@ -149,7 +149,10 @@ def _take_cached(tx: Transaction, settlements: Sequence[Settlement]) -> list[Cac
             cached[n] = None
     if fences:
         tx.change_exactly("leases_end", _ranges(fences), len(fences))
-    tx.load_numbers(dict.fromkeys(lease[1] for lease in cached if lease is not None))
+    numbers = dict.fromkeys(lease[1] for lease in cached if lease is not None)
+    tx.load_numbers(numbers)
+    if numbers.keys() - tx.lane_cache.lanes.keys():  # deleted, with its leases
+        raise Outdated
     return cached
 
 
