@@ -26,7 +26,7 @@ def test_tables_and_json_have_the_same_figures(filled: Command) -> None:
     text = filled("history").stdout
     assert "published" in text
     assert "waiting 51" in text
-    grown = "has grown by 51.0/s in the last minute, so it does not drain"
+    grown = "the backlog has grown by 51.0/s in the last minute; it does not drain"
     assert re.sub(r"by [\d.,]+/s", "by 51.0/s", text).count(grown) == 1
     assert "does not drain · push.acme (100 messages) is full in" in text
     by_pattern = filled("history", "--by", "pattern").stdout
@@ -42,7 +42,7 @@ def test_a_backlog_that_stays_the_same_does_not_grow() -> None:
     """Nothing "grows by 0.0/s"."""
     none = WaitingTimes([], [0])
     same = History(now=0, step=10, rows=[], parts=[], waiting=5, noisy=none, others=none)
-    assert outlook(same)[1] == "has not fallen in the last minute, so it does not drain"
+    assert outlook(same)[1] == "the backlog has not fallen in the last minute; it does not drain"
 
 
 def test_the_exit_code_says_that_an_alarm_is_active(filled: Command) -> None:

@@ -210,6 +210,22 @@ def test_drop_dead_letters(laneway: Command) -> None:
     laneway("dead", "show", "nobody", code=1)
 
 
+def test_ids_that_are_no_dead_letters(laneway: Command) -> None:
+    """A misspelled id, or one without its topic, is reported even if another id is found."""
+    laneway("publish", "a", "1", "--id", "mine")
+    kill(laneway, "a")
+    shown = laneway("dead", "redrive", "mine", code=1).stdout
+    assert shown == (
+        "0 redriven; 1 id not found among the dead letters;"
+        " an id that you chose needs its --topic\n"
+    )
+    shown = laneway("dead", "redrive", "mine", "nope", "--topic", "a").stdout
+    assert shown == "1 redriven; 1 id not found among the dead letters\n"
+    assert laneway("dead", "drop", "nope", "--topic", "a", code=1).stdout == (
+        "0 dropped; 1 id not found among the dead letters\n"
+    )
+
+
 def test_a_few_dead_letters(laneway: Command) -> None:
     """--limit takes the oldest only."""
     laneway("publish", "a", "--lines", stdin="1\n2\n3\n")

@@ -337,6 +337,7 @@ def test_commands(tmp_path: Any, key: str, receiver: Receiver) -> None:
     assert "< HTTP 200" in details
     assert json.loads(run("attempts", "--json").output)["attempts"][0]["id"] == "order-1"
     assert "no attempts" in run("attempts", "push.y").output
+    assert "no attempts" in run("attempts", "push.y", "--details").output
     assert "1 would be sent again" in run("replay", "push.x", "--since", "1h", "--dry-run").output
     assert "sent again as" in run("replay", "push.x", "order-1").output
     assert json.loads(run("replay", "push.x", "--since", "1h", "--json").output)["replayed"] == 1

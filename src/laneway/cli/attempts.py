@@ -85,7 +85,7 @@ def attempts(
     if as_json:
         print_json(page)
         return
-    if details:
+    if details and page.attempts:
         for each in page.attempts:
             _show(each)
     else:

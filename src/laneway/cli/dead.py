@@ -20,6 +20,7 @@ from laneway.cli.session import (
 )
 from laneway.policy import check_topic
 from laneway.presenting import beginning, moment
+from laneway.units import counted
 
 _topic_option = click.option("--topic", help="Only dead letters of this topic.")
 _limit_option = click.option(
@@ -113,9 +114,7 @@ def redrive(
     """Put dead letters back into their topics: by id, --topic or --all."""
     _check_which(ids, topic, everything=everything)
     number = session.app().dead_letters.redrive(topic, list(ids) or None, rate=rate, limit=limit)
-    say(f"{number:,} redriven")
-    if not number:
-        raise SystemExit(REFUSED)
+    _report(number, "redriven", len(ids), topic, limit)
 
 
 @dead.command("drop")
@@ -139,7 +138,15 @@ def drop(
     if not ids and not yes:
         confirm(f"Delete the dead letters of {topic or 'all topics'}?")
     number = session.app().dead_letters.drop(topic, list(ids) or None, limit=limit)
-    say(f"{number:,} dropped")
+    _report(number, "dropped", len(ids), topic, limit)
+
+
+def _report(number: int, what: str, named: int, topic: str | None, limit: int | None) -> None:
+    """Print the number, and why some of the named ids may be missing; exit with 1 for none."""
+    missing = min(named, limit or named) - number
+    why = f"; {counted(missing, 'id')} not found among the dead letters" if missing > 0 else ""
+    needs_topic = "; an id that you chose needs its --topic" if why and topic is None else ""
+    say(f"{number:,} {what}{why}{needs_topic}")
     if not number:
         raise SystemExit(REFUSED)
 

@@ -115,9 +115,9 @@ def outlook(found: History) -> list[str]:
         if not found.waiting
         else f"drained in {duration(found.drain_seconds)}"
         if found.drain_seconds is not None
-        else f"has grown by {found.growth:,.1f}/s in the last minute, so it does not drain"
+        else f"the backlog has grown by {found.growth:,.1f}/s in the last minute; it does not drain"
         if found.growth > 0
-        else "has not fallen in the last minute, so it does not drain"
+        else "the backlog has not fallen in the last minute; it does not drain"
     )
     full = ""
     if found.max_backlog is not None:
