@@ -1585,6 +1585,14 @@ def _drop_ineffective(values: dict[str, Any]) -> None:
     values.pop("max_concurrency", None)
 
 
+def _limit(name: str, check: Callable[[Any], Any], value: Any) -> Any:
+    """Return the checked value of a limit, or None. Raises ValueError, which names the limit."""
+    try:
+        return None if value is None else check(value)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
 class Gate(msgspec.Struct, frozen=True):
     """
     A limit that several topics share: a gate, or the settings of a topic group.
@@ -1625,10 +1633,10 @@ class Gate(msgspec.Struct, frozen=True):
             if "*" in _word(name):
                 raise _expected('the name of one gate, without "*"')(name)
             return Gate(
-                None if rate is None else units.rate(rate),
-                None if burst is None else _integer(1, 1_000_000)(burst),
-                None if concurrency is None else _integer(1, 1_000_000)(concurrency),
-                max_cost=None if max_cost is None else _integer(1, MAX_COST)(max_cost),
+                _limit("rate", units.rate, rate),
+                _limit("burst", _integer(1, 1_000_000), burst),
+                _limit("concurrency", _integer(1, 1_000_000), concurrency),
+                max_cost=_limit("max_cost", _integer(1, MAX_COST), max_cost),
             )
         except (ValueError, TypeError) as error:
             raise BadPolicy(f"gate {name}: {error}") from error
@@ -1653,10 +1661,10 @@ class Gate(msgspec.Struct, frozen=True):
             if burst is not None and rate is None:
                 raise BadPolicy('"burst" has no meaning without "rate"; set both')
             return Gate(
-                None if rate is None else units.rate(rate),
-                None if burst is None else _integer(1, 1_000_000)(burst),
-                None if concurrency is None else _integer(1, 1_000_000)(concurrency),
-                None if weight is None else _weight(weight),
+                _limit("rate", units.rate, rate),
+                _limit("burst", _integer(1, 1_000_000), burst),
+                _limit("concurrency", _integer(1, 1_000_000), concurrency),
+                _limit("weight", _weight, weight),
             )
         except (ValueError, TypeError) as error:
             raise BadPolicy(f"topic group {name}: {error}") from error

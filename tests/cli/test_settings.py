@@ -275,6 +275,8 @@ def test_gates(laneway: Command) -> None:
     assert laneway("gate", "reset", "stripe").stdout == "gate stripe is reset\n"
     unknown = laneway("gate", "reset", "strips", code=2)
     assert 'there is no gate "strips"; `laneway gate list` lists them' in unknown.stderr
+    wrong = laneway("gate", "set", "stripe", "--rate", "x", "--concurrency", "2", code=2)
+    assert "gate stripe: rate: expected a number above 0" in wrong.stderr
     star = laneway("gate", "set", "g*", "--rate", "1", code=2)
     assert 'gate g*: expected the name of one gate, without "*"' in star.stderr
     laneway("gate", "set", "eu", "--concurrency", "5")
