@@ -97,7 +97,7 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
         arrive(tx, lane, row)
 
 
-def begin_waiting_anew(tx: Transaction, lane: Lane, row: Row) -> None:
+def begin_waiting_again(tx: Transaction, lane: Lane, row: Row) -> None:
     """A stored message begins to wait; alone, if another one with its merge key waits."""
     collects = row.mkey is None or tx.merge_keys.get(lane.lane, row.mkey) is None
     begin_waiting(tx, lane, row, collects=collects)

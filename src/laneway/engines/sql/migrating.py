@@ -178,7 +178,7 @@ def _insert(tx: Transaction, exported: ExportedMessage) -> Lane:
     else:
         if exported.holds_key:
             _hold_key(tx, lane, row)
-        messages.begin_waiting_anew(tx, lane, row)
+        messages.begin_waiting_again(tx, lane, row)
     tx.touch(lane)
     return lane
 

@@ -193,7 +193,7 @@ def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
     row.topic = topic if lane.topic is None else None
     tx.run("message_topic", row.topic, row.mid)
     tx.run("note_reset", row.mid)
-    messages.begin_waiting_anew(tx, lane, row)
+    messages.begin_waiting_again(tx, lane, row)
     return lane
 
 
@@ -222,7 +222,7 @@ def move(
         settling.die(tx, lane, row, reason, None)
     else:
         row.since = min(row.since, tx.now)
-        messages.begin_waiting_anew(tx, lane, row)
+        messages.begin_waiting_again(tx, lane, row)
     tx.place(lane)
     return "moved"
 
