@@ -15,6 +15,7 @@ from laneway.engines.sql import statements
 from laneway.engines.sql.statements import load
 from laneway.engines.sqlite.connection import SQL, repeated
 from laneway.message import Draft, Settlement
+from laneway.policy import Gate
 
 SHARED = Path(statements.__file__).with_name("sql")
 
@@ -69,6 +70,49 @@ def test_a_lease_after_many_small_acked_leases_runs_few_statements() -> None:
         engine._store.connection.set_trace_callback(texts.append)  # type: ignore[attr-defined]
         assert len(engine.lease(10, now_us=now + AFTER_THE_LEASES_US).leases) == 1
     assert len(texts) <= MOST
+
+
+PAGES = {
+    "lanes_runnable": (1, 0),
+    "lanes_runnable_read": (1, 0),
+    "lanes_at_gate": ("api", 1, 0),
+    "groups_runnable": (1, 0),
+    "group_gates_open": (1, 0),
+}
+"""Statements that read a page of an order, and what they are bound to before the position."""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_costs_the_same_wherever_it_begins(name: str) -> None:
+    """Many topics have the same virtual time: those that come together."""
+    with closing(open_engine("sqlite://", Settings(durability="memory"))) as engine:
+        connection = engine._store.connection  # type: ignore[attr-defined]
+        engine.gate_set("api", Gate(1_000.0))
+        engine.policy_set("code", "at.*", {"gate": "api"})
+        for number in range(500):
+            group = {"group": f"g{number}"}
+            engine.policy_set("code", f"of.{number}.*", group)
+            engine.gate_set(f"gate{number}", Gate(1_000.0))
+            engine.policy_set("code", f"of.{number}.at", group | {"gate": f"gate{number}"})
+        engine.put(
+            [
+                Draft(topic, b"x")
+                for n in range(500)
+                for topic in (f"plain.{n}", f"at.{n}", f"of.{n}.one", f"of.{n}.at")
+            ]
+        )
+
+        def steps(number: int) -> int:
+            counted: list[None] = []
+            connection.set_progress_handler(lambda: counted.append(None), 1)
+            rows = connection.execute(SQL[name], (*PAGES[name], number, 4)).fetchall()
+            connection.set_progress_handler(None, 0)
+            assert len(rows) == 4
+            return len(counted)
+
+        numbers = [row[0] for row in connection.execute(SQL[name], (*PAGES[name], 0, 1_000))]
+        assert len(numbers) >= 400
+        assert steps(numbers[-5]) <= 2 * steps(0)
 
 
 @pytest.mark.parametrize("path", sorted(SHARED.glob("*.sql")), ids=lambda path: path.name)

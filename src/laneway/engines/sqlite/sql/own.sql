@@ -7,6 +7,44 @@ SELECT l.tier_queue, l.place, l.seen, l.lately, l.before
          ORDER BY big DESC LIMIT ?) first
  CROSS JOIN lane l ON l.lane = first.number;
 
+-- name: lanes_runnable
+-- As the shared statement. SQLite searches an index by two columns together, but not if the second
+-- one is the table's key: it would read all lanes with the same virtual time for each page.
+SELECT lane, vt FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt = ?2 AND lane > ?3
+UNION ALL SELECT lane, vt FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt > ?2
+    ORDER BY vt, lane LIMIT ?4;
+
+-- name: lanes_runnable_read
+-- As the shared statement, see `lanes_runnable`.
+SELECT {lane} FROM lane l WHERE l.tier_queue = ?1 AND l.place = 1 AND l.vt = ?2 AND l.lane > ?3
+UNION ALL SELECT {lane} FROM lane l WHERE l.tier_queue = ?1 AND l.place = 1 AND l.vt > ?2
+    ORDER BY vt, lane LIMIT ?4;
+
+-- name: lanes_at_gate
+-- As the shared statement, see `lanes_runnable`.
+SELECT lane, turn FROM lane
+ WHERE gate = ?1 AND tier_queue = ?2 AND place = 3 AND turn = ?3 AND lane > ?4
+UNION ALL SELECT lane, turn FROM lane
+ WHERE gate = ?1 AND tier_queue = ?2 AND place = 3 AND turn > ?3
+    ORDER BY turn, lane LIMIT ?5;
+
+-- name: groups_runnable
+-- As the shared statement, see `lanes_runnable`.
+SELECT number, vt FROM group_queue
+ WHERE tier_queue = ?1 AND runnable > 0 AND vt = ?2 AND number > ?3
+UNION ALL SELECT number, vt FROM group_queue WHERE tier_queue = ?1 AND runnable > 0 AND vt > ?2
+    ORDER BY vt, number LIMIT ?4;
+
+-- name: group_gates_open
+-- As the shared statement, see `lanes_runnable`.
+SELECT g.number, g.vt, e.vt, e.head, e.gate
+  FROM group_queue g CROSS JOIN gate_entry e ON e.owner = -g.number AND e.open = 1
+ WHERE g.tier_queue = ?1 AND g.open = 1 AND g.vt = ?2 AND g.number > ?3
+UNION ALL SELECT g.number, g.vt, e.vt, e.head, e.gate
+  FROM group_queue g CROSS JOIN gate_entry e ON e.owner = -g.number AND e.open = 1
+ WHERE g.tier_queue = ?1 AND g.open = 1 AND g.vt > ?2
+    ORDER BY 2, 1, 3, 4 LIMIT ?4;
+
 -- name: group_heads
 -- The first runnable lanes of these groups behind the virtual time of the first one, as JSON; only
 -- the index is read.
