@@ -836,7 +836,7 @@ class Engine(Lanes):
 
     def _serve_gate(self, call: Call, lane: Lane, name: str, room: int, entries: int) -> int:
         """Visit the first lane at a gate. If others do not admit it, it goes to one of them."""
-        if self._waits_for_pool(call, name, lane):
+        if self._waits_for_pool(call, name, lane, room):
             return 0
         group = lane.group
         if group is not None:

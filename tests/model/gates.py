@@ -323,13 +323,16 @@ class Gates:
             and need + max(gate.owes, 1) <= limits.effective_burst
         )
 
-    def _waits_for_pool(self, call: Call, name: str, lane: Lane) -> bool:
+    def _waits_for_pool(self, call: Call, name: str, lane: Lane, room: int) -> bool:
         """
         Whether a lane of another pool precedes the first one of a pool at a gate: for a part of the
         time of one delivery the gate is held for it. If no worker takes it then, it misses its
-        turn. If others can use the rate meanwhile, it is held for long.
+        turn. If others can use the rate meanwhile, it is held for long. Nothing is held where the
+        gate admits more than `room`, the most that the call takes.
         """
         gate = self.gates[name]
+        if self._gate_room(name, lane) > room:
+            return False
         waiting = [
             other
             for other in self._waiting_at(name)

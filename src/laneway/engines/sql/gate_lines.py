@@ -155,16 +155,17 @@ class GateLines:
             or gates.is_served_later(self.tx.rules.tiers, one.tier, other.tier)
         )
 
-    def waits_for_others(self, line: GateLine, lane: Lane) -> bool:
+    def waits_for_others(self, line: GateLine, lane: Lane, room: int) -> bool:
         """
         Whether a lane that this call does not serve, of another pool or for other workers, precedes
         the first one that it serves at a gate: for a part of the time of one delivery the gate is
         held for it, or for long if others can use the rate meanwhile. If no worker takes it then,
-        it misses its turn.
+        it misses its turn. Nothing is held where the gate admits more than `room`, the most that
+        this call takes.
         """
-        if not self._has_pools and self.only is None:
-            return False
         tx, gate = self.tx, line.gate
+        if not (self._has_pools or self.only) or gate.room(tx.now, lane.lane) > room:
+            return False
         best = min(self._unserved(line, lane), default=None, key=itemgetter(0))
         if best is None or best[0] >= line.order(lane) or gate.is_held(tx.now):
             return False

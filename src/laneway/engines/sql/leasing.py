@@ -838,7 +838,7 @@ class _Plan:
         """Visit the first lane at a gate. If others do not admit it, it goes to one of them."""
         tx, lane = self.tx, line.head
         assert lane is not None
-        if self.lines.waits_for_others(line, lane):
+        if self.lines.waits_for_others(line, lane, room):
             return 0
         group = tx.group_of(lane)
         if group is not None:

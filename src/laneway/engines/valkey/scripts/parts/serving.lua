@@ -771,9 +771,13 @@ local serving = part(function(serving)
     -- Whether a lane that this call does not serve, of another pool or for other workers, precedes
     -- the first one that it serves at a gate: for a part of the time of one delivery the gate is
     -- held for it, or for long if others can use the rate meanwhile. If no worker takes it then, it
-    -- misses its turn.
-    local function waits_for_others(queue, lane)
+    -- misses its turn. Nothing is held where the gate admits more than `room`, the most that this
+    -- call takes.
+    local function waits_for_others(queue, lane, room)
         local gate, first = queue.gate, nil
+        if gates.room_of(gate, lane) > room then
+            return false
+        end
         local function note(other)
             if other and precedes(other, lane, gate)
                 and (not first or precedes(other, first, gate)) then
@@ -1201,7 +1205,7 @@ local serving = part(function(serving)
     -- Visit the first lane at a gate. If others do not admit it, it goes to one of them. Returns
     -- how much was taken.
     local function serve_gate(line, queue, lane, room, entries)
-        if waits_for_others(queue, lane) then
+        if waits_for_others(queue, lane, room) then
             list_gate(line, queue)
             return 0
         end
