@@ -328,7 +328,7 @@ class Gates:
         Whether a lane of another pool precedes the first one of a pool at a gate: for a part of the
         time of one delivery the gate is held for it. If no worker takes it then, it misses its
         turn. If others can use the rate meanwhile, it is held for long. Nothing is held where the
-        gate admits more than `room`, the most that the call takes.
+        gate admits more than `room`, what the call takes at most.
         """
         gate = self.gates[name]
         if self._gate_room(name, lane) > room:

@@ -82,7 +82,8 @@ class Queue(Protocol):
           a rate, concurrency or gate deliver at most that many, so that no permit is held unused.
         - `record_start`: record the start of suspects now, for consumers that do not call `start`.
         - `only`: patterns; lanes of other topics are passed over, at most `MAX_PASSED_OVER` in one
-          call. Buckets are always served. Needs `Capabilities.only`.
+          call. After such a call lanes are also found by their names, so that many topics of other
+          workers delay nothing. Buckets are always served. Needs `Capabilities.only`.
         - `without`: patterns whose topics are passed over in the same way, buckets by their own
           pattern. If patterns of `only` and `without` match a topic, the most specific one decides;
           if they are equal, that of `without`. Needs `Capabilities.reserves`, like `tiers`.

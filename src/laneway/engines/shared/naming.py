@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Iterable
 
 from laneway.message import Draft
 from laneway.policy import Resolved
@@ -36,6 +37,27 @@ def lane_name(
 def lane_names(policy: Resolved, topic: str) -> list[str]:
     """All lanes that may have messages of a topic."""
     return [lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
+
+
+MOST_RANGES = 20
+"""How many ranges of names a filter may have."""
+
+
+def lane_ranges(patterns: Iterable[str] | None) -> list[tuple[str, str]]:
+    """
+    The names from which and up to which the lanes of these patterns are, in order, buckets among
+    them; none if they may be anywhere, or in too many places.
+    """
+    found = [(BUCKET, PARTITION)]
+    for pattern in patterns or ("*",):
+        stem = base_of(pattern).removesuffix("*")
+        if not stem:
+            return []
+        is_prefix = stem.endswith(".")
+        found.append(
+            (stem, f"{stem[:-1]}/") if is_prefix else (pattern, pattern + AFTER_PARTITIONS)
+        )
+    return sorted(found) if len(found) <= MOST_RANGES else []
 
 
 def first_partition_on(shard: int, shards: int, topic: str) -> int:

@@ -160,8 +160,8 @@ class GateLines:
         Whether a lane that this call does not serve, of another pool or for other workers, precedes
         the first one that it serves at a gate: for a part of the time of one delivery the gate is
         held for it, or for long if others can use the rate meanwhile. If no worker takes it then,
-        it misses its turn. Nothing is held where the gate admits more than `room`, the most that
-        this call takes.
+        it misses its turn. Nothing is held where the gate admits more than `room`, what this call
+        takes at most.
         """
         tx, gate = self.tx, line.gate
         if not (self._has_pools or self.only) or gate.room(tx.now, lane.lane) > room:

@@ -259,10 +259,11 @@ class _Candidates:
             self._read_more(_LANES, self._begins(_LANES))
         else:
             self._begin_with(first)
+        for lane in self._tx.came_up:
+            self._offer(lane)
         if number > 0:
-            for lane in self._tx.came_up:
-                self._offer(lane)
             if self._tx.groups.exist():
+                self._begin_groups()
                 self._read_more(_GROUPS, self._begins(_GROUPS))
                 self._read_gates_of_groups(self._begins(GROUPS_AT_GATES))
             self._read_gates(number, self._begins(GATES))
@@ -491,6 +492,15 @@ class _Candidates:
             tx.load_numbers(lanes[0] for lanes in heads)
             few = [lanes for lanes in heads if tx.lane(lanes[0]).ready < fairness.CHUNK]
             tx.load_numbers(number for lanes in few for number in lanes[1:])
+
+    def _begin_groups(self) -> None:
+        """Begin with the groups of lanes that came up: a call with a filter may skip others."""
+        numbers = {-lane.tier_queue for lane in self._tx.came_up if lane.tier_queue < 0}
+        for number in numbers if self._only is not None else ():
+            group = self._tx.groups.get(number)
+            if group.tier_queue == self.number:
+                self._read_groups([number])
+                self.of_group(group)
 
     def _offer(self, lane: Lane) -> None:
         """Add a lane once, if it still can deliver: this call may have changed it."""

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from laneway.engines.base import MAX_PASSED_OVER
+from laneway.engines.shared.gates import FOREVER_US
+from laneway.engines.shared.naming import lane_ranges
+from laneway.engines.shared.states import AT_GATE, RUNNABLE
 from laneway.engines.sql.rows import Lane, rank_of
 from laneway.engines.sql.transaction import Transaction
 from laneway.policy import handling_patterns
@@ -18,6 +21,15 @@ START: Position = (-1, -1)
 
 SEEN: Position = (-2, -2)
 """Instead of a position: all lanes of the index were seen, in the last calls."""
+
+NOWHERE: Position = (FOREVER_US, 0)
+"""The position behind all lanes of an index."""
+
+NAMES = 0, "names"
+"""The index of lanes by name, in positions: the name at which the next call begins."""
+
+BY_NAME = 100
+"""How many lanes a call reads by name."""
 
 ALL_RANKS = (-(1 << 53), 1 << 53)
 """The smallest and the largest rank, and more."""
@@ -74,12 +86,17 @@ class Only:
     A call passes over a bounded number of lanes that have nothing for it; the next call continues
     behind them, in each index by itself. An index of which all was seen is read from the start, but
     only a page of it, until all others were seen, too.
+
+    After a call that passed over so many, the next ones also read lanes by their names, a page in
+    each call. Where one page has all that the patterns match, nothing else is read. Example: only
+    other workers serve a million topics `crawl.*`, and this one has three, `mail.*`. Its first call
+    passes over 1,000 lanes, each of the next ones reads three.
     """
 
     def __init__(self, wanted: Wanted, tx: Transaction) -> None:
         self.wanted = wanted
         self._tx = tx
-        self._begins = tx.lane_cache.positions.get(wanted, {})
+        self._begins = dict(tx.lane_cache.positions.get(wanted, {}))
         self._begun: set[tuple[int, str]] = set()
         self._seen: set[tuple[int, str]] = set()
         self._stopped: dict[tuple[int, str], Position] = {}
@@ -88,7 +105,11 @@ class Only:
         self._has_ranks: dict[int, bool] = {}
         """By lane: whether it has messages with the ranks that the caller takes."""
         self._left = MAX_PASSED_OVER
+        self._is_whole, self._next_name = False, ""
+        """Whether all lanes that it may take were read by name; or where the next call begins."""
         self.passed_over = False
+        if self._begins and (ranges := lane_ranges(wanted.only)):
+            self._read_by_name(ranges, *self._begins.pop(NAMES))
 
     @property
     def goes_on(self) -> bool:
@@ -109,6 +130,25 @@ class Only:
         if len(tx.lane_cache.positions) > MAX_FILTERS:
             tx.lane_cache.positions.clear()
         return None if wanted is None else Only(wanted, tx)
+
+    def _read_by_name(self, ranges: Sequence[tuple[str, str]], first: str) -> None:
+        """Offer the lanes of a page from this name on."""
+        tx, after, numbers = self._tx, first, list[int]()
+        for low, high in ranges:
+            if len(numbers) < BY_NAME and after < high:
+                rows = tx.all("lanes_between", max(low, after), high, BY_NAME - len(numbers))
+                tx.cache_lanes(rows)
+                numbers += [row[0] for row in rows]
+                after = rows[-1][1] + "\1" if rows else high  # no name continues so
+        lanes = [tx.lane_cache.lanes[number] for number in numbers]
+        found = [lane for lane in lanes if lane.place in (RUNNABLE, AT_GATE) and not lane.forgotten]
+        self.load_ranks(found)
+        tx.came_up += filter(self.takes, found)
+        is_last = len(numbers) < BY_NAME
+        self._next_name = "" if is_last else after
+        if is_last and not first:
+            self._is_whole, self._left = True, 0
+            self.passed_over = True  # by the last calls
 
     def takes(self, lane: Lane) -> bool:
         """Whether the lane has something for the caller; if not, it counts as passed over."""
@@ -139,6 +179,8 @@ class Only:
         The position at which this call begins to read one of the indexes of a tier queue or group.
         """
         self._begun.add((number, index))
+        if self._is_whole and "gates " not in index:  # a gate may be held for others
+            return NOWHERE
         position = self._begins.get((number, index), START)
         return START if position == SEEN else position
 
@@ -157,7 +199,7 @@ class Only:
 
     def may_go_on(self, number: int, index: str, after: Position) -> bool:
         """Whether this call may read more; if not, the next one continues at `after`."""
-        if self._was_seen(number, index):
+        if self._is_whole or self._was_seen(number, index):
             return False
         if self._left > 0:
             return True
@@ -188,6 +230,8 @@ class Only:
         positions = self._tx.lane_cache.positions
         if not self._stopped:
             positions.pop(self.wanted, None)
+            if self._is_whole:
+                positions[self.wanted] = {NAMES: ("",)}
             return
         kept = {
             index: position
@@ -196,4 +240,4 @@ class Only:
         }
         if not is_full:
             kept |= dict.fromkeys(self._seen, SEEN)
-        positions[self.wanted] = kept | self._stopped
+        positions[self.wanted] = kept | self._stopped | {NAMES: (self._next_name,)}

@@ -41,7 +41,7 @@ from laneway.engines.shared.copies import (
     receipt_of_copies,
 )
 from laneway.engines.shared.interrupt import Interrupt
-from laneway.engines.shared.naming import forwarded_key, merge_key
+from laneway.engines.shared.naming import forwarded_key, lane_ranges, merge_key
 from laneway.engines.shared.refusals import (
     backlog_full_with_ack,
     check_draft,
@@ -396,6 +396,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 bodies,
                 passed_over,
                 next_begins,
+                goes_on,
                 call_us,
             ) = space.run(
                 "lease",
@@ -417,6 +418,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 n - room,
                 b"" if request.priorities is None else -2 * request.priorities[1],
                 request.holder or b"",
+                record_formats.pack(lane_ranges(request.only)) if begins else b"",
             )
             if has_more_house:
                 continue
@@ -431,7 +433,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             startable -= sum(lease.limited for lease in page)
             if count < room or len(leases) >= n:
                 return Batch(
-                    leases, now, wake if wake >= 0 else None, bool(passed_over), bool(next_begins)
+                    leases, now, wake if wake >= 0 else None, bool(passed_over), bool(goes_on)
                 )
 
     def _remember_begins(

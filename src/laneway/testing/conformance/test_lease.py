@@ -311,6 +311,59 @@ def test_only_passes_over_a_bounded_number(driver: EngineDriver) -> None:
     assert driver.engine.overview(now_us=driver.now).leased == 50
 
 
+OWN = ("own.a", "own.b", "own.in_group", "own.at_gate", "own.both", "own.parts", "single")
+
+
+def fill_with_others(driver: EngineDriver) -> None:
+    """Messages of `OWN`, and of far more topics that other workers serve, with the same limits."""
+    driver.engine.gate_set("A", Gate(1_000, 1_000), now_us=driver.now)
+    for pattern in ("other.in_group.*", "own.in_group"):
+        driver.policy(pattern, group="g")
+    for pattern in ("other.at_gate.*", "own.at_gate"):
+        driver.policy(pattern, gate="A")
+    for pattern in ("other.both.*", "own.both"):
+        driver.policy(pattern, gate="A", group="g")
+    driver.policy("own.parts", partitions=2)
+    kinds = ("plain", "in_group", "at_gate", "both")
+    others = [f"other.{kind}.{n}" for n in range(2 * MAX_PASSED_OVER) for kind in kinds]
+    for first in range(0, len(others), 1_000):
+        drafts = [Draft(topic, b"x") for topic in others[first : first + 1_000]]
+        driver.engine.put(drafts, now_us=driver.now)
+    driver.engine.put([Draft(topic, b"x") for topic in OWN], now_us=driver.now)
+
+
+def test_topics_of_other_workers_cost_a_filtered_call_nothing(driver: EngineDriver) -> None:
+    """
+    After a call that passed over many topics, the next one finds all that its patterns match, in
+    groups, at gates and in partitions, and later what is new there, and has seen everything.
+    """
+    if not driver.engine.capabilities.only:
+        pytest.skip("the engine does not know it")
+    fill_with_others(driver)
+    first, second = (driver.batch(100, only=["own.*", "single"]) for _ in range(2))
+    assert first.goes_on
+    assert not second.goes_on
+    assert sorted(each.topic for each in (*first.leases, *second.leases)) == sorted(OWN)
+    for _ in range(3):
+        for topic in (*OWN, "own.new"):
+            driver.put(topic, "y")
+        batch = driver.batch(100, only=["own.*", "single"])
+        assert sorted(each.topic for each in batch.leases) == sorted((*OWN, "own.new"))
+        assert not batch.goes_on
+
+
+def test_many_own_topics_and_those_of_other_workers(driver: EngineDriver) -> None:
+    """A few calls serve all own topics, although one call reads fewer by name."""
+    if not driver.engine.capabilities.only:
+        pytest.skip("the engine does not know it")
+    fill_with_others(driver)
+    driver.engine.put([Draft(f"own.{n}", b"x") for n in range(350)], now_us=driver.now)
+    found: Counter[str] = Counter()
+    for _ in range(12):
+        found += Counter(each.topic for each in driver.lease(500, only=["own.*"]))
+    assert len(found) == 350 + len(OWN) - 1, found
+
+
 @pytest.mark.parametrize(
     ("filters", "wanted"),
     [

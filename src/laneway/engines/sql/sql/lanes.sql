@@ -35,6 +35,10 @@ SELECT {lane} FROM lane l WHERE l.lane = ?;
 -- By name, between two names: a topic's partitions, or a prefix.
 SELECT {lane} FROM lane l WHERE l.name > ? AND l.name < ? ORDER BY l.name LIMIT ?;
 
+-- name: lanes_between
+-- By name, from one name up to another one.
+SELECT {lane} FROM lane l WHERE l.name >= ? AND l.name < ? ORDER BY l.name LIMIT ?;
+
 -- name: lane_exists_between
 SELECT 1 FROM lane WHERE name > ? AND name < ? LIMIT 1;
 

@@ -20,11 +20,12 @@
 -- ARGV[16]: how many messages the other calls of the same lease ask for
 -- ARGV[17]: the smallest rank that is delivered; "" if ARGV[15] is
 -- ARGV[18]: who holds the leases; "": a worker, whose heartbeat says so
+-- ARGV[19]: ranges of names that all lanes of ARGV[11] have (packed); "": not known, or not needed
 --
 -- Answers {now, the next wake time or -1, 1 to call again, the namespace's nonce, the first fence,
 -- messages, runs, bodies, 1 if lanes were passed over, where the next call with the same filter
--- begins or "" if all lanes were seen, the processor time of this call in microseconds}; see
--- `serving.lease`.
+-- begins or "", 1 if lanes are left that the last calls have not seen, the processor time of this
+-- call in microseconds}; see `serving.lease`.
 
 -- After longer housekeeping, in microseconds, the next call delivers: both together would keep
 -- other clients waiting.
@@ -38,10 +39,11 @@ local only = (ARGV[11] ~= '' or ARGV[15] ~= '') and {
     patterns = ARGV[11] ~= '' and values_of(ARGV[11]),
     begins = ARGV[12] ~= '' and values_of(ARGV[12]) or {}, may_pass = tonumber(ARGV[13]),
     last_rank = tonumber(ARGV[15]), first_rank = tonumber(ARGV[17]),
+    ranges = ARGV[19] ~= '' and values_of(ARGV[19]),
 } or nil
 local function call_again()
     save()
-    return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, '', 0 }
+    return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, '', 0, 0 }
 end
 
 adopt_tiers(ARGV[2])
@@ -49,7 +51,7 @@ local more = housekeeping.run(most_housekeeping)
 if (more or call_us() > HOUSE_US) and not delivers_anyway then
     return call_again()
 end
-local found, runs, bodies, first, withheld, passed_over, begins, is_cut =
+local found, runs, bodies, first, withheld, passed_over, is_cut, begins, goes_on =
     serving.lease(room, pool, topics, startable, records_start, only, max_lease, others, ARGV[18])
 if is_cut and #found == 0 then -- the next call goes on where this one has ended
     return call_again()
@@ -60,4 +62,4 @@ if withheld or (#found > 0 and (#found == 2 * room or (wake and wake < shard.now
 end
 save()
 return { shard.now, wake or -1, 0, shard.nonce, first, found, runs, bodies, passed_over and 1 or 0,
-    begins and next(begins) ~= nil and packed(begins) or '', call_us() }
+    next(begins) ~= nil and packed(begins) or '', goes_on and 1 or 0, call_us() }

@@ -34,6 +34,7 @@ local serving = part(function(serving)
     local HOLD_PART = 8 -- for this part of an interval a gate is held for what others serve
     local HELD_FOR = 60 * SECOND -- for how long, if the rate can be used meanwhile
     local SEEN = -1 -- the position of an index of which all lanes were seen, in the last calls
+    local BY_NAME, NAMES = 100, '' -- lanes that a call reads by name; the key of where it begins
 
     -- A heap of {vt, number, lane, group or source}
 
@@ -252,7 +253,7 @@ local serving = part(function(serving)
 
     -- Read no more of a source. The next call goes on at this position of its index.
     local function stop(source, position)
-        if not source.is_seen then
+        if not source.is_seen and not calls.is_whole then
             stop_at(source.id, position)
             if source.group and source.group.listed_in then
                 stop_at(source.group.listed_in, source.group.position)
@@ -270,7 +271,8 @@ local serving = part(function(serving)
     -- case; nil: it has the heads of gates. `group`: the one to which the lanes belong.
     local function new_source(name, page, always, group)
         local source = { name = name, of_lanes = always ~= nil, offset = 0, page = page,
-            left = calls.left, read = 0, at = 1, found = {}, group = group }
+            left = calls.left, read = 0, at = 1, found = {}, group = group,
+            is_last = calls.is_whole }
         -- In a call with a filter `begins` has where it begins, by its index. If all of that was
         -- seen it begins at the first lane, and may pass over only a few.
         if calls.may_pass and always then
@@ -283,12 +285,13 @@ local serving = part(function(serving)
     end
 
     -- Where the next call with the same filter begins: nowhere, if this one has seen the rest of
-    -- all indexes. If it was full, it begins those at the first of which it has seen all.
+    -- all indexes. If it was full, it begins those at the first of which it has seen all. Also
+    -- returns whether lanes are left that the last calls and this one have not seen.
     local function next_begins()
-        if next(calls.stopped) == nil then
-            return {}
+        local found = { [NAMES] = calls.is_whole and '' or nil }
+        if not calls.stopped or next(calls.stopped) == nil then
+            return found, false
         end
-        local found = {}
         for id, position in pairs(calls.begins) do
             if not calls.is_read[id] or (position == SEEN and calls.left > 0) then
                 found[id] = position
@@ -300,7 +303,8 @@ local serving = part(function(serving)
         for id, position in pairs(calls.stopped) do
             found[id] = position
         end
-        return found
+        found[NAMES] = calls.next_name or ''
+        return found, true
     end
 
     local advance
@@ -345,7 +349,7 @@ local serving = part(function(serving)
             source.at = at + 1
             if not lane then -- the store lost it; the doctor reports it
                 return advance(heap, source)
-            elseif calls.may_pass and not takes(lane, source) then
+            elseif calls.may_pass and (calls.offered[lane] or not takes(lane, source)) then
                 if is_used_up(source) then
                     return stop(source, position + 1)
                 end
@@ -368,7 +372,7 @@ local serving = part(function(serving)
 
     local function begin_queue(gate, tier_queue, number, always)
         local source = new_source(gates.lanes_key(gate.name, number), PAGE, always)
-        source.gate = gate.name
+        source.gate, source.is_last = gate.name, nil -- the gate may be held for others
         return { is_queue = true, gate = gate, tier_queue = tier_queue, source = source, heap = {},
             ahead = false, in_groups = {}, left = 0, is_live = {}, entry = false, passed_over = {} }
     end
@@ -586,6 +590,16 @@ local serving = part(function(serving)
         queue.is_live[entry] = is_live
     end
 
+    -- Add a lane that may be ahead of where the index is read. Returns its group there.
+    local function add_to_queue(queue, lane)
+        local group = turns.group_at(lane, queue.gate.name)
+        if group then
+            push_entry(queue_in(queue, group).heap, lane, queue)
+        end
+        push_entry(queue.heap, group or lane, queue)
+        return group
+    end
+
     -- A lane that waited at a gate has come to the one where it waits now.
     local function has_moved(lane, name)
         local found, tier_queue = turns.of(lane), tier_queues[lane.tier_queue]
@@ -594,11 +608,7 @@ local serving = part(function(serving)
         end
         count_at(queue_of(gates.find(name), tier_queue), lane, true)
         local queue = queue_of(gates.find(found.waits), tier_queue)
-        local group = turns.group_at(lane, found.waits)
-        if group then
-            push_entry(queue_in(queue, group).heap, lane, queue)
-        end
-        push_entry(queue.heap, group or lane, queue)
+        local group = add_to_queue(queue, lane)
         table.insert(calls.came_to, queue)
         count_at(queue, lane, group and groups.at(group, found.waits).lanes > 1)
     end
@@ -771,8 +781,8 @@ local serving = part(function(serving)
     -- Whether a lane that this call does not serve, of another pool or for other workers, precedes
     -- the first one that it serves at a gate: for a part of the time of one delivery the gate is
     -- held for it, or for long if others can use the rate meanwhile. If no worker takes it then, it
-    -- misses its turn. Nothing is held where the gate admits more than `room`, the most that this
-    -- call takes.
+    -- misses its turn. Nothing is held where the gate admits more than `room`, what this call
+    -- takes at most.
     local function waits_for_others(queue, lane, room)
         local gate, first = queue.gate, nil
         if gates.room_of(gate, lane) > room then
@@ -845,6 +855,53 @@ local serving = part(function(serving)
         local gate = gates.find(name)
         if gate then -- else the store lost it
             list_gate(line, queue_of(gate, line.tier_queue))
+        end
+    end
+
+    -- A line with the lanes that were read by name.
+    local function begin_line(tier_queue, room)
+        local line = line_of(tier_queue, room)
+        for lane in pairs(calls.offered) do
+            if tier_queues[lane.tier_queue] ~= tier_queue then
+                -- another line has it
+            elseif lane.place == AT_GATE then
+                local queue = queue_of(gates.find(turns.of(lane).waits), tier_queue)
+                add_to_queue(queue, lane)
+                list_gate(line, queue)
+            elseif lane.tier_queue < 0 then
+                local group = lanes.group(lane)
+                push(line_in(group).heap, { lane.vt, lane.number, lane })
+                push_group(line, group)
+            else
+                push(line.heap, { lane.vt, lane.number, lane })
+            end
+        end
+        return line
+    end
+
+    -- Read a page of the lanes in these ranges of names, and offer those that can deliver to the
+    -- caller. If the page has all, the call reads no others: the last calls have passed over them.
+    local function read_by_name(ranges)
+        local first, left = calls.begins[NAMES], BY_NAME
+        local from = first
+        for _, range in ipairs(ranges) do
+            if left > 0 and from < range[2] then
+                from = from > range[1] and from or range[1]
+                local found = call('ZRANGE', keys.names, '[' .. from, '(' .. range[2], 'BYLEX',
+                    'LIMIT', 0, left)
+                lanes.load(found)
+                for n = 1, #found do
+                    local lane = lanes.find(found[n])
+                    calls.offered[lane or 0] = lane and has_some(lane)
+                        and (lane.place == RUNNABLE or lane.place == AT_GATE) or nil
+                end
+                left = left - #found
+                from = found[1] and found[#found] .. '\1' or range[2] -- no name continues so
+            end
+        end
+        calls.next_name = left > 0 and '' or from
+        if first == '' and left > 0 then
+            calls.is_whole, calls.may_pass, calls.passed_over = true, 0, true
         end
     end
 
@@ -1353,7 +1410,7 @@ local serving = part(function(serving)
         end
         for _, entry in ipairs(entries) do
             if entry.given > 0 then
-                entry.line = entry.line or line_of(entry.tier_queue, entry.given)
+                entry.line = entry.line or begin_line(entry.tier_queue, entry.given)
                 calls.has_yielded = false
                 local taken = serve(entry.line, entry.given)
                 entry.left = entry.given - taken
@@ -1434,7 +1491,7 @@ local serving = part(function(serving)
         for _, tier in ipairs(tiers) do
             local tier_queue = served_queue(pool, tier)
             if tier_queue and tier.strict then
-                room = room - serve(line_of(tier_queue, room), room)
+                room = room - serve(begin_line(tier_queue, room), room)
                 if is_over() then
                     return
                 end
@@ -1918,15 +1975,19 @@ local serving = part(function(serving)
                 calls.only[pattern] = true
             end
         end
+        if calls.begins[NAMES] and only.ranges and only.ranges[1] then
+            read_by_name(only.ranges)
+        end
     end
 
     -- Choose, fetch and lease up to `room` messages. Returns number and record of each, flat; runs
     -- of {how many in a row, when their leases end, whether they are limited}, flat; {position,
     -- further bodies} of messages that have some, flat; the first fence; whether lanes were left
-    -- out; whether lanes were passed over, and where the next call begins; whether the call ended
-    -- early, because keys at their limits have parked much or many lanes could deliver nothing.
+    -- out; whether lanes were passed over; whether the call ended early, because keys at their
+    -- limits have parked much or many lanes could deliver nothing; what `next_begins` returns.
     -- `only`: {patterns, as `lease.lua` gets them, or false, where the lanes' order begins, the
-    -- most lanes to pass over, the largest and the smallest rank or nil}, or nil.
+    -- most lanes to pass over, the largest and the smallest rank or nil, ranges of names that all
+    -- its lanes have or nil}, or nil.
     -- `max_lease`: the longest lease in microseconds, or nil.
     -- `others`: how many messages the other calls of the same lease ask for, or nil: visits take as
     -- many as if one call delivered all. `holder`: who holds the leases; nil: a worker.
@@ -1941,7 +2002,7 @@ local serving = part(function(serving)
             ahead = 0, refused = 0, visited = 0, is_halted = false,
             -- by gate and tier queue, see `queue_of`; those that lanes have come to; lanes at gates
             -- that deliver nothing more; how often lanes have moved
-            queues = {}, came_to = {}, left_out = {}, moves = {},
+            queues = {}, offered = {}, came_to = {}, left_out = {}, moves = {},
             -- the tier queues with shares, what they are owed, and how many messages of their parts
             -- are left; whether lanes of theirs wait only for the slots of workers
             entries = {}, has_runnable = false, missed = {}, yields = true, has_yielded = false,
@@ -1966,7 +2027,7 @@ local serving = part(function(serving)
         -- what a worker leaves for its common slots is no news for others
         local is_left = calls.passed_over and not calls.is_common
         return out.messages, out.runs, out.bodies, first, calls.withheld or is_left,
-            calls.passed_over, only and next_begins(), calls.cut
+            calls.passed_over, calls.cut, next_begins()
     end
 
     -- Whether something could be leased in the pool now.
