@@ -1064,10 +1064,12 @@ def _refuse_another_program(
             continue
         for field, value in fields.items():
             if value is not None and field in theirs and theirs[field] != value:
+                program = f'"{layer[len(PROGRAM) :]}"'
+                both = f"{theirs[field]!r}, {program} {value!r}"
                 raise BadPolicy(
                     f'policy {name}: {field}: the program "{other[len(PROGRAM) :]}" declares'
-                    f' {theirs[field]!r}, "{layer[len(PROGRAM) :]}" {value!r}; let one of them'
-                    " declare it, or both the same"
+                    f" {f'another one than {program}' if isinstance(value, dict) else both};"
+                    " let one of them declare it, or both the same"
                 )
 
 

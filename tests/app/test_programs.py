@@ -130,7 +130,10 @@ def test_programs_do_not_overwrite_each_other(url: str, namespace: str) -> None:
         with pytest.raises(BadPolicy, match=r'the program "(shop|billing)" declares'):
             program(url, namespace, "third", "1", **third)
     assert holds(url, namespace, "push.acme") == {"rate": 5.0, "weight": 2.0, "retries": 3}
-    program(url, namespace, "billing", "2")
+    program(url, namespace, "billing", "2", later={"backoff": 1})
+    with pytest.raises(BadPolicy, match=r'"billing" declares another one than "third"; let'):
+        program(url, namespace, "third", "1", later={"backoff": [1, 5]})
+    program(url, namespace, "billing", "3")
     program(url, namespace, "shop", "2")
     program(url, namespace, "third", "1", push_all={"rate": 6})
     assert holds(url, namespace, "push.acme") == {"rate": 6.0}
