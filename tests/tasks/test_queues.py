@@ -41,7 +41,7 @@ def test_any_function_is_called(make_app: MakeApp) -> None:
         (lambda: 1, "defined inside another function"),
         ("tests.tasks.functions.nothing", "no function"),
         ("nowhere.at_all", "no function"),
-        ("add", "no function"),
+        ("add", "expected a function or its name"),
         (5, "expected a function or its name"),
     ],
 )

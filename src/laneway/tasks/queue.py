@@ -502,7 +502,7 @@ def find(runtime: Runtime, name: str, topic: str) -> Handler | None:
 
 def name_of(function: Any) -> str:
     """`module:function`, by which a worker finds it. Raises UsageError."""
-    if isinstance(function, str):
+    if isinstance(function, str) and ("." in function or ":" in function):
         return function if ":" in function else ":".join(function.rpartition(".")[::2])
     if isinstance(function, Task):
         function = function.function
