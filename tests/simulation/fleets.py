@@ -32,6 +32,7 @@ from laneway.testing.simulation import (
     Worker,
 )
 from laneway.units import SECOND
+from tests.conformance.postgres_setups import server as postgres_server
 from tests.conformance.valkey_setups import server
 from tests.model import Model
 from tests.server_groups import Cluster
@@ -54,8 +55,9 @@ class ClosedModel(Model):
         pass
 
 
+@cache
 def folder() -> str:
-    """A new folder, in memory where the system has one."""
+    """A folder for all fleets, in memory where the system has one."""
     path = tempfile.mkdtemp(dir=MEMORY if os.path.isdir(MEMORY) else None)
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
@@ -75,12 +77,17 @@ TIMEOUT = "timeout=3600"
 
 ENGINES: dict[str, Callable[[Settings], FullEngine]] = {
     "sqlite": lambda settings: open_engine("sqlite://", settings),
+    "sqlite-file": lambda settings: open_engine(f"sqlite:///{folder()}/fleet.db", settings),
     "model": lambda settings: cast("FullEngine", ClosedModel(settings)),
     "valkey": lambda settings: open_engine(f"{server().url}?{TIMEOUT}", settings),
     "sqlite-4": lambda settings: open_engine(f"sqlite:///{folder()}?shards=4", settings),
     "valkey-4": lambda settings: open_engine(f"{server().url}?shards=4&{TIMEOUT}", settings),
+    "postgres": lambda settings: open_engine(postgres_server().url, settings),
     "valkey-moves": lambda settings: open_engine(f"{cluster().url}?shards=4&{TIMEOUT}", settings),
 }
+
+SEVERAL = {"sqlite-file", "sqlite-4", "valkey", "valkey-4", "postgres"}
+"""Engines that several processes of a fleet have open."""
 
 STATES: list[dict[str, float]] = [
     {},
@@ -146,21 +153,24 @@ class Drawing:
         faults: list[Fault] = [
             each for each in ("crash", "stop", "restart", "jump") if self.chance(0.5)
         ]
+        if len(store.engines) > 1 and self.chance(0.5):
+            faults.append("drift")
         processes: list[Any] = [*workers]
         if self.chance(0.4):
             candidates = self.candidates()
-            if not {"crash", "jump"} <= set(faults):
+            if "crash" not in faults or not {"jump", "drift"} & set(faults):
                 # One that begins after a jump cannot know of it: docs/elections.md.
                 processes += candidates
         if self.chance(0.4):
             self.schedules()
         if self.chance(0.5):
             actions = [self.cancel, self.change_policy, self.pause, self.redrive, self.purge]
+            actions.append(self.delete)
             fleet.add(Operator(store, self.length / 10, actions))
         if "cluster" in getattr(store.engine, "url", ""):
             fleet.add(Operator(store, self.length / 20, [self.move_shard]))
         if faults:
-            if "jump" in faults:
+            if {"jump", "drift"} & set(faults):
                 fleet.run(10)  # candidates know each other before the first jump
             every = self.length / draw.choice([3, 10, 30])
             chaos = fleet.add(Chaos(store, every, faults, processes))
@@ -252,12 +262,16 @@ class Drawing:
     async def purge(self, store: Store) -> None:
         await store.call("topic_purge", self.any_topic())
 
+    async def delete(self, store: Store) -> None:
+        await store.call("topic_delete", self.any_topic())
+
 
 @contextmanager
 def drawn(seed: int, engine: str, length: float) -> Iterator[Fleet]:
     """The fleet with this seed."""
     settings = Settings(namespace=uuid.uuid4().hex, tiers=TIERS, durability="memory")
-    fleet = Fleet(ENGINES[engine], settings, seed=seed)
+    processes = random.Random(seed).choice([1, 2, 3]) if engine in SEVERAL else 1
+    fleet = Fleet(ENGINES[engine], settings, seed=seed, processes=processes)
     try:
         Drawing(seed, fleet, length).everything()
         yield fleet

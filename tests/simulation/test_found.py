@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from functools import partial
 from typing import Any
 
@@ -12,13 +13,16 @@ from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.engines.shared import fairness
 from laneway.engines.sql import rows
+from laneway.engines.sql.lane_cache import LaneCache
 from laneway.message import Message
 from laneway.policy import Gate
 from laneway.schedules import store as schedule_store, times
 from laneway.testing.simulation import Actor, Broken, Chaos, Fleet, Network
+from laneway.testing.simulation.store import Call
+from laneway.units import SECOND
 from tests.simulation.blocking import blocking, engine_of
 from tests.simulation.elections import Candidate, Elections
-from tests.simulation.fleets import run
+from tests.simulation.fleets import ENGINES, run
 from tests.simulation.schedules import SchedulingWorker, install
 
 
@@ -132,3 +136,52 @@ def test_a_schedule_that_is_removed_while_it_fires(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(schedule_store, "remove", purge)
     assert all(left(seed) for seed in (0, 2))
+
+
+def test_a_lane_that_another_process_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that does not read again what others changed leases beyond a concurrency."""
+
+    def run() -> None:
+        namespace = uuid.uuid4().hex
+        fleet = Fleet(ENGINES["sqlite-file"], Settings(namespace=namespace), seed=1, processes=2)
+        fleet.store.apply("policy_set", "code", "t", {"concurrency": 2})
+        fleet.publisher("t", rate=20)
+        fleet.workers(3, slots=4, seconds=0.3)
+        try:
+            fleet.run(10)
+        finally:
+            fleet.close()
+
+    run()
+    clear = LaneCache.clear
+
+    def keeps_lanes(cache: LaneCache) -> None:
+        lanes, names = cache.lanes, cache.names
+        clear(cache)
+        cache.lanes, cache.names = lanes, names
+
+    monkeypatch.setattr(LaneCache, "clear", keeps_lanes)
+    with pytest.raises(Broken, match="topic t has 3 leases, and a concurrency of 2"):
+        run()
+
+
+def test_clocks_that_drift_apart() -> None:
+    """The store's time follows the clock that is ahead, and never goes back."""
+    settings = Settings(namespace=uuid.uuid4().hex)
+    fleet = Fleet(ENGINES["sqlite-file"], settings, seed=1, processes=3)
+    fleet.store.apply("policy_set", "code", "t", {"rate": 5, "concurrency": 3})
+    fleet.publisher("t", rate=10)
+    workers = fleet.workers(3, slots=2, seconds=0.3)
+    chaos = fleet.add(Chaos(fleet.store, 2.0, ["drift"], workers))
+    times: list[tuple[int, int]] = []
+
+    def saw(call: Call) -> None:
+        if call.operation == "lease":
+            times.append((call.answer.now_us, fleet.clock.now))
+
+    fleet.store.watchers.append(saw)
+    fleet.run(60)
+    fleet.finish()
+    fleet.close()
+    assert times == sorted(times)
+    assert max(now - clock for now, clock in times) == max(chaos.drifts) * SECOND

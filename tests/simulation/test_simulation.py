@@ -22,13 +22,24 @@ from tests.simulation.fleets import run
 LONGER = "LANEWAY_SIMULATE"
 """The variable by which `make simulate` asks for more and longer fleets."""
 
-FLEETS = {"sqlite": 8, "sqlite-4": 3, "valkey": 4, "valkey-4": 2, "valkey-moves": 1, "model": 5}
+FLEETS = {
+    "sqlite": 6,
+    "sqlite-file": 3,
+    "sqlite-4": 3,
+    "valkey": 4,
+    "valkey-4": 2,
+    "valkey-moves": 1,
+    "postgres": 1,
+    "model": 5,
+}
 MORE_FLEETS = {
-    "sqlite": 400,
+    "sqlite": 250,
+    "sqlite-file": 120,
     "sqlite-4": 200,
     "valkey": 200,
     "valkey-4": 80,
     "valkey-moves": 20,
+    "postgres": 30,
     "model": 100,
 }
 FAIR, MORE_FAIR = {"sqlite": 1, "model": 1}, {"sqlite": 50, "valkey": 50, "model": 50}
@@ -67,7 +78,9 @@ def test_no_topic_starves(engine: str, number: int) -> None:
     assert not any(verdict.is_starved for verdict in judgment.verdicts), judgment.table()
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "sqlite-4", "valkey", "valkey-4"])
+@pytest.mark.parametrize(
+    "engine", ["sqlite", "sqlite-file", "sqlite-4", "valkey", "valkey-4", "postgres"]
+)
 def test_one_seed_gives_one_history(engine: str) -> None:
     """The same seed gives the same calls at the same times, with each fault."""
     reports = [run(7, engine, 5.0) for _ in range(2)]

@@ -285,14 +285,17 @@ class Operator(Actor):
         self.crash()
 
 
-Fault = Literal["crash", "stop", "restart", "jump"]
+Fault = Literal["crash", "stop", "restart", "jump", "drift"]
 
 
 class Chaos(Actor):
     """
     About every `every` seconds something goes wrong for a while: a process crashes or stops, the
-    store restarts, or its clock jumps.
+    store restarts, its clock jumps, or that of one of the processes that have it open.
     """
+
+    drifts: Sequence[float] = (-5.0, -0.2, 0.0, 0.2, 5.0)
+    """Seconds."""
 
     jumps: Sequence[float] = (-30.0, -1.0, 0.5, 20.0, 600.0)
     """Seconds."""
@@ -327,10 +330,13 @@ class Chaos(Actor):
             self.store.notify()
         elif fault == "jump":
             self.store.jump(self.clock.random.choice(self.jumps))
+        elif fault == "drift":
+            self.store.drift(self.clock.random.choice(self.drifts))
 
     def finish(self) -> None:
         self.crash()
         self.store.is_down = False
+        self.store.drifts_us = [0] * len(self.store.engines)
         for process in self.processes:
             process.start()
             if process.is_stopped:

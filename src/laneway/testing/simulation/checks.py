@@ -312,6 +312,13 @@ class Limits(Check):
     def saw_topic_group_set(self, call: Call) -> None:
         self.shared[f"group {call.arguments[0]}"] = call.arguments[1]
 
+    def saw_topic_delete(self, call: Call) -> None:
+        """Its leases have ended, and its rates begin again."""
+        topic = call.arguments[0]
+        self._limits.pop(f"topic {topic}", None)
+        for name in [each for each in self._limits if each.startswith(f"key {topic} ")]:
+            del self._limits[name]
+
     def saw_lease(self, call: Call) -> None:
         for lease in call.answer.leases:
             held = self.messages.by_fence[lease.fence]

@@ -48,9 +48,9 @@ class Fleet:
     """
     A simulation: an engine under a virtual clock, actors, and checks after every call.
 
-    `engine`: empty, and used by nobody else; its times are those of the simulation. One `seed`
-    gives the same history each time. A promise that is broken raises `Broken` out of `run` or
-    `finish`, with the seed.
+    `make`: opens an engine, which is empty and used by nobody else; its times are those of the
+    simulation. `processes`: how many have it open. One `seed` gives the same history each time. A
+    promise that is broken raises `Broken` out of `run` or `finish`, with the seed.
     """
 
     def __init__(
@@ -60,11 +60,13 @@ class Fleet:
         *,
         seed: int = 0,
         network: Network | None = None,
+        processes: int = 1,
     ) -> None:
         self.seed = seed
         self.clock = Clock(seed)
-        engine = make(msgspec.structs.replace(settings, random=self.clock.random.random))
-        self.store = Store(engine, self.clock, network)
+        settings = msgspec.structs.replace(settings, random=self.clock.random.random)
+        engine, *others = (make(settings) for _ in range(processes))
+        self.store = Store(engine, self.clock, network, others)
         self.messages = Messages(self.store)
         self.limits = Limits(self.store, self.messages)
         self.checks: list[Check] = []
@@ -162,7 +164,8 @@ class Fleet:
         """End all actors, and close the engine."""
         for actor in self.actors:
             actor.crash()
-        self.store.engine.close()
+        for engine in self.store.engines:
+            engine.close()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ gets it. Workers that wait are notified as by a real engine: one, when there may
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -65,10 +65,20 @@ class Store:
     An engine with the simulation's clock.
 
     `skew_us`: by how much the store's clock is ahead. `is_down`: no call is answered.
+    `engines`: those of several processes that have the same store open; each call is made by one of
+    them. `drifts_us`: by how much more the clock of each is ahead.
     """
 
-    def __init__(self, engine: FullEngine, clock: Clock, network: Network | None = None) -> None:
+    def __init__(
+        self,
+        engine: FullEngine,
+        clock: Clock,
+        network: Network | None = None,
+        others: Sequence[FullEngine] = (),
+    ) -> None:
         self.engine, self.clock = engine, clock
+        self.engines = [engine, *others]
+        self.drifts_us = [0] * len(self.engines)
         self.network = network or Network()
         self.shards = engine.capabilities.shards
         self.skew_us = 0
@@ -95,12 +105,20 @@ class Store:
     @property
     def is_stopped(self) -> bool:
         """Whether the clocks of several shards may have stopped, each at a time of its own."""
-        return self.shards > 1 and self.now > self.clock.now + self.skew_us
+        return self.shards > 1 and (self.now > self.clock.now + self.skew_us or any(self.drifts_us))
 
     def jump(self, seconds: float) -> None:
         """Let the store's clock jump; after a jump back the engine's time waits for it."""
         self.skew_us += round(seconds * SECOND)
         self.notify()
+
+    def drift(self, seconds: float) -> None:
+        """Set by how much the clock of one of the processes is ahead of the others."""
+        self.drifts_us[self._process()] = round(seconds * SECOND)
+        self.notify()
+
+    def _process(self) -> int:
+        return self.clock.random.randrange(len(self.engines)) if len(self.engines) > 1 else 0
 
     def policy_of(self, topic: str) -> Resolved:
         """The policy that holds for a topic now."""
@@ -153,16 +171,19 @@ class Store:
 
     def apply(self, operation: str, *arguments: Any, **options: Any) -> Any:
         """Call the engine now."""
-        call = getattr(self.engine, operation)
+        process = self._process()
+        call = getattr(self.engines[process], operation)
+        given = self.clock.now + self.skew_us + self.drifts_us[process]
         if operation not in self._has_time:
             self._has_time[operation] = "now_us" in inspect.signature(call).parameters
         if self._has_time[operation]:
-            options["now_us"] = self.clock.now + self.skew_us
+            options["now_us"] = given
         if operation.startswith("policy_"):
             self._policies.clear()
         answer = call(*arguments, **options)
         self.calls += 1
-        least, now = max(self._leased_at, self.clock.now + self.skew_us), self.now
+        self._now = max(self._now, given)
+        least, now = max(self._leased_at, given), self.now
         if operation == "lease":
             now = answer.now_us
             if self.shards == 1:
