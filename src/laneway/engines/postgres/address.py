@@ -9,14 +9,12 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from laneway import headers as control
-from laneway.engines.shared.urls import ENCODE, split
+from laneway.engines.shared.urls import ENCODE, shard_count, split
 from laneway.errors import UsageError
 from laneway.printable import redacted
 
 OWN_OPTIONS = ("shards", "pooler", "listen")
 """The options of a URL that libpq does not get."""
-MOST_SHARDS = 1024
 MOST_NAME_BYTES = 48
 """Longer namespaces are named by a part and a digest: a schema's name has at most 63 bytes."""
 
@@ -93,7 +91,7 @@ def parse(url: str) -> Address:
     return Address(
         server,
         _joined(direct, parts.path, query),
-        _shards(url, own["shards"]) if "shards" in own else None,
+        shard_count(url, own["shards"]) if "shards" in own else None,
         _POOLERS[pooler],
     )
 
@@ -112,16 +110,6 @@ _ENDS_A_PASSWORD = re.compile(r"@.*@|%(?![0-9A-Fa-f]{2})")
 _PLACE = re.compile(r"[^/@?#\s]+(/[^/@?#\s]+)?")
 _HOSTS = ("host", "hostaddr", "port")
 _POOLERS = {None: None, "transaction": True, "none": False}
-
-
-def _shards(url: str, text: str) -> int:
-    number = control.whole(text) or 0
-    if not 1 <= number <= MOST_SHARDS or number & (number - 1):
-        raise UsageError(
-            f"engine URL {redacted(url)!r}: shards: expected a power of two up to {MOST_SHARDS},"
-            f" got {text!r}"
-        )
-    return number
 
 
 def schema_of(namespace: str, shard: int = 0) -> str:

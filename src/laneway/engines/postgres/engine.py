@@ -41,10 +41,6 @@ _LOG_BYTES = "delivery log bytes"
 class HasShards(Exception):  # it is answered by opening them, and never seen
     """The schema is the first of several of its namespace."""
 
-    def __init__(self, shards: int) -> None:
-        super().__init__(shards)
-        self.shards = shards
-
 
 class PostgresEngine(SqlEngine):
     """The whole engine on one schema."""
@@ -97,7 +93,7 @@ class PostgresEngine(SqlEngine):
         """Take the place of the only schema. Raises HasShards if there are several."""
         place = take_place(self._store, place, NOUN)
         if place.shards > 1:
-            raise HasShards(place.shards)
+            raise HasShards
         return place
 
     def close(self) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from laneway import headers as control
 from laneway.errors import UsageError
+from laneway.printable import redacted
 
 ENCODE = "write / ? # @ % of a password as %2F %3F %23 %40 %25"
+
+MOST_SHARDS = 1024
 
 
 def split(safe: str, url: str) -> SplitResult:
@@ -24,3 +28,14 @@ def split(safe: str, url: str) -> SplitResult:
     if ("@" in parts.path and parts.netloc) or parts.fragment or any("@" in name for name in names):
         raise UsageError(f"engine URL {safe!r}: an @ follows the host; {ENCODE}")
     return parts
+
+
+def shard_count(url: str, text: str) -> int:
+    """The number of shards that a URL asks for. Raises UsageError."""
+    number = control.whole(text) or 0
+    if not 1 <= number <= MOST_SHARDS or number & (number - 1):
+        raise UsageError(
+            f"engine URL {redacted(url)!r}: shards: expected a power of two up to {MOST_SHARDS},"
+            f" got {text!r}"
+        )
+    return number

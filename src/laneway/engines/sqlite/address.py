@@ -9,12 +9,9 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from laneway import headers as control
+from laneway.engines.shared.urls import shard_count
 from laneway.errors import UsageError
 from laneway.printable import redacted
-
-MOST_FILES = 1024
-"""Files of a namespace, its shards."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -84,14 +81,7 @@ def _shards(url: str, query: str) -> int:
             f'engine URL {redacted(url)!r}: unknown option "{unknown[0] if unknown else query}";'
             ' the only one is "shards", the number of files, as in sqlite:///folder?shards=4'
         )
-    text = options["shards"]
-    number = control.whole(text) or 0
-    if not 1 <= number <= MOST_FILES or number & (number - 1):
-        raise UsageError(
-            f"engine URL {redacted(url)!r}: shards: expected a power of two up to {MOST_FILES},"
-            f" got {text!r}"
-        )
-    return number
+    return shard_count(url, options["shards"])
 
 
 def path_of(url: str, namespace: str) -> str | None:

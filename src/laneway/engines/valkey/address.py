@@ -8,12 +8,11 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from laneway.engines.own import VALKEY_SCHEMES
-from laneway.engines.shared.urls import ENCODE, split
+from laneway.engines.shared.urls import ENCODE, MOST_SHARDS, split
 from laneway.errors import UsageError
 from laneway.printable import meant, meant_or_known, redacted
 
 PORT, SENTINEL_PORT = 6379, 26379
-MOST_SHARDS = 1024
 
 
 class Address(msgspec.Struct, frozen=True):
