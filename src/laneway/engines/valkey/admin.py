@@ -474,12 +474,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
     ) -> CancelAnswer:
-        found = self._find(message_id, topic, now_us)
-        if found is None:
-            return "unknown"
-        _, shard, record = found
-        answer: bytes = self._space.run("move", shard, now_us, record.mid, "cancel", durable=True)
-        return cast("CancelAnswer", answer.decode())
+        return cast("CancelAnswer", self._move(message_id, topic, now_us, "cancel"))
 
     def message_move(
         self,
@@ -490,12 +485,15 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         reason: str = BY_OPERATOR,
         now_us: int | None = None,
     ) -> MoveAnswer:
+        return cast("MoveAnswer", self._move(message_id, topic, now_us, to, reason))
+
+    def _move(self, message_id: str, topic: str | None, now_us: int | None, *to: str) -> str:
         found = self._find(message_id, topic, now_us)
         if found is None:
             return "unknown"
         _, shard, record = found
-        answer: bytes = self._space.run("move", shard, now_us, record.mid, to, reason, durable=True)
-        return cast("MoveAnswer", answer.decode())
+        answer: bytes = self._space.run("move", shard, now_us, record.mid, *to, durable=True)
+        return answer.decode()
 
     def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         found = views.find(self._view(), message_id, topic)
