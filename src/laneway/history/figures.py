@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Collection, Sequence
 
 import msgspec
@@ -20,6 +21,9 @@ RECENT_SECONDS = 60.0
 
 PAGE = 500
 """Records per read."""
+
+WAIT_BOUNDS = [bound / SECOND for bound in WAIT_BOUNDS_US]
+"""The bounds of waiting times in seconds."""
 
 LONGEST_SECONDS = max(seconds * count for seconds, count in RINGS.items())
 
@@ -92,9 +96,7 @@ class WaitingTimes(msgspec.Struct):
             raise UsageError(f"quantile: expected a part from 0 to 1, got {part!r}")
         if not self.count:
             return None
-        sums: list[int] = []
-        for count in self.counts:
-            sums.append(count + (sums[-1] if sums else 0))
+        sums = list(itertools.accumulate(self.counts))
         place = bisect.bisect_left(sums, max(1, part * self.count))
         return self.bounds[place] if place < len(self.bounds) else None
 
@@ -379,12 +381,12 @@ def _oldest(known: float | None, cell: Cell) -> float | None:
 
 
 def _waiting_times(rows: Sequence[Row], selected: _Selection, which: str) -> WaitingTimes:
-    counts = [0] * (len(WAIT_BOUNDS_US) + 1)
+    counts = [0] * (len(WAIT_BOUNDS) + 1)
     for row in rows:
         for each in row.waits:
             if selected.tier in (None, each.tier):
                 counts = added(counts, _counts(each, which))
-    return WaitingTimes([bound / SECOND for bound in WAIT_BOUNDS_US], counts)
+    return WaitingTimes([*WAIT_BOUNDS], counts)
 
 
 def _counts(waits: WaitCounts, which: str) -> list[int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from laneway.engines.base import WAIT_BOUNDS_US, WorkerView
+from laneway.engines.base import WorkerView
 from laneway.gateway import problems
 from laneway.gateway.dashboard import heat
-from laneway.history.figures import HistoryRow, WaitingTimes
+from laneway.history.figures import WAIT_BOUNDS, HistoryRow, WaitingTimes
 from laneway.history.records import Row
 from laneway.units import SECOND
 
@@ -89,9 +89,6 @@ def seconds_since(start: float, now: float) -> float:
     )
 
 
-BOUNDS = [bound / SECOND for bound in WAIT_BOUNDS_US]
-
-
 class _Bin:
     """Rows that are shown as one point."""
 
@@ -131,12 +128,12 @@ def _waits(bins: list[_Bin], stored: Sequence[Row], which: str) -> list[float | 
     for row in stored:
         if (n := place.get(row.begin_us / SECOND)) is not None:
             found[n] += [getattr(each, which) for each in row.waits]
-    return [waited(WaitingTimes(BOUNDS, heat.sums(counts))) for counts in found]
+    return [waited(WaitingTimes(WAIT_BOUNDS, heat.sums(counts))) for counts in found]
 
 
 def waited(times: WaitingTimes) -> float | None:
     """The seconds that 95% of the messages waited less than, or None without a message."""
-    return (times.quantile(0.95) or BOUNDS[-1]) if times.count else None
+    return (times.quantile(0.95) or WAIT_BOUNDS[-1]) if times.count else None
 
 
 def charts_of(

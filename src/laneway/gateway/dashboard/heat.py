@@ -12,6 +12,7 @@ import msgspec
 
 from laneway.engines.base import WAIT_BOUNDS_US
 from laneway.gateway.dashboard import words
+from laneway.history.figures import WAIT_BOUNDS, WaitingTimes
 from laneway.history.records import HandlerCounts, Row
 from laneway.units import SECOND
 
@@ -111,14 +112,11 @@ def sums(lists: Iterable[Sequence[int]]) -> list[int]:
 
 def quantile(counts: Sequence[int], part: float) -> str:
     """The bound under which this part of what was counted was, as text."""
-    wanted, running = part * sum(counts), 0
-    for place, count in enumerate(counts):
-        running += count
-        if running and running >= wanted:
-            if place < len(WAIT_BOUNDS_US):
-                return words.bound(WAIT_BOUNDS_US[place] / SECOND)
-            return f"over {words.bound(WAIT_BOUNDS_US[-1] / SECOND)}"
-    return "–"
+    times = WaitingTimes(WAIT_BOUNDS, [*counts])
+    if not times.count:
+        return "–"
+    found = times.quantile(part)
+    return f"over {words.bound(WAIT_BOUNDS[-1])}" if found is None else words.bound(found)
 
 
 def handler_rows(columns: Columns, seconds: float) -> list[dict[str, Any]]:

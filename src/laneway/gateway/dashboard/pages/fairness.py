@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from laneway.engines.base import WAIT_BOUNDS_US
 from laneway.gateway.dashboard import charts, heat, words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.pages.now import tiers_of
 from laneway.gateway.dashboard.queries import RangeQuery
 from laneway.gateway.dashboard.reader import COMPARED_LANES
 from laneway.gateway.dashboard.view import View
-from laneway.history.figures import WaitingTimes
+from laneway.history.figures import WAIT_BOUNDS, WaitingTimes
 from laneway.history.records import AGE_BUCKETS, Row, oldest_ages
-from laneway.units import SECOND
 
 NAMED_BUCKETS = 8
 """The number of buckets of topics that are named next to the map."""
@@ -103,10 +101,10 @@ def _oldest_buckets(columns: heat.Columns) -> list[dict[str, Any]]:
 
 def _age_text(age: int) -> str:
     """A class of `Row.ages` in words."""
-    if age > len(WAIT_BOUNDS_US):
-        return f"over {words.bound(WAIT_BOUNDS_US[-1] / SECOND)}"
-    low = words.bound(WAIT_BOUNDS_US[age - 2] / SECOND) if age > 1 else "0 s"
-    return f"{low} to {words.bound(WAIT_BOUNDS_US[age - 1] / SECOND)}"
+    if age > len(WAIT_BOUNDS):
+        return f"over {words.bound(WAIT_BOUNDS[-1])}"
+    low = words.bound(WAIT_BOUNDS[age - 2]) if age > 1 else "0 s"
+    return f"{low} to {words.bound(WAIT_BOUNDS[age - 1])}"
 
 
 def _bound(times: WaitingTimes, part: float) -> float | str | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from laneway.engines.base import WAIT_BOUNDS_US
 from laneway.gateway.dashboard import charts, flow_graph, heat, words
 from laneway.gateway.dashboard.page import Page
 from laneway.gateway.dashboard.queries import JobQuery
 from laneway.gateway.dashboard.view import View
+from laneway.history.figures import WAIT_BOUNDS
 from laneway.policy import check_topic
 from laneway.tasks.job import JobState, job_of
-from laneway.units import SECOND
 
 MAX_RESULT = 4000
 MAX_TASKS = 20
@@ -52,7 +51,7 @@ def build(view: View) -> dict[str, Any]:
 
 def _classes() -> list[str]:
     """The classes of durations in words, the longest first."""
-    bounds = [words.bound(bound / SECOND) for bound in WAIT_BOUNDS_US]
+    bounds = list(map(words.bound, WAIT_BOUNDS))
     return [f"over {bounds[-1]}", *(f"under {bound}" for bound in reversed(bounds))]
 
 
