@@ -284,7 +284,9 @@ class Reserves:
         is_inside = any(
             matches(outer, other.rstrip("*").rstrip(".")) for outer in full for other in others
         )
-        return (sorted(others) if is_inside else None), without
+        # The engine finds the topics of few patterns by name, however many those of `without` are.
+        are_named = owner == OTHERS and others and "*" not in others and without and not elsewhere
+        return (sorted(others) if is_inside or are_named else None), without
 
     def _long_patterns(self) -> set[str]:
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from laneway.message import Draft
 from laneway.policy import Resolved
@@ -43,21 +43,33 @@ MOST_RANGES = 20
 """How many ranges of names a filter may have."""
 
 
-def lane_ranges(patterns: Iterable[str] | None) -> list[tuple[str, str]]:
+def lane_ranges(only: Iterable[str] | None, without: Collection[str]) -> list[tuple[str, str]]:
     """
-    The names from which and up to which the lanes of these patterns are, in order, buckets among
-    them; none if they may be anywhere, or in too many places.
+    The names from which and up to which the lanes are that a filter takes, in order, buckets among
+    them; none if they may be anywhere, or in too many places. If the first range begins with "",
+    the copies of subscriptions in the topics of `without` are left out.
     """
-    found = [(BUCKET, PARTITION)]
-    for pattern in patterns or ("*",):
-        stem = base_of(pattern).removesuffix("*")
-        if not stem:
+    taken = {"*"} if only is None else set(only).difference(without)
+    found = [(BUCKET, PARTITION), *(_range(each) for each in taken if not _is_general(each))]
+    if any(map(_is_general, taken)):
+        left_out = sorted(_range(each) for each in without if not _is_general(each))
+        if not left_out:
             return []
-        is_prefix = stem.endswith(".")
-        found.append(
-            (stem, f"{stem[:-1]}/") if is_prefix else (pattern, pattern + AFTER_PARTITIONS)
-        )
+        begin = ""
+        for low, high in left_out:
+            found.append((begin, max(begin, low)))
+            begin = max(begin, high)
+        found.append((begin, "\U0010ffff"))
     return sorted(found) if len(found) <= MOST_RANGES else []
+
+
+def _is_general(pattern: str) -> bool:
+    return base_of(pattern) == "*"
+
+
+def _range(pattern: str) -> tuple[str, str]:
+    stem = base_of(pattern).removesuffix("*")
+    return (stem, stem[:-1] + "/") if stem.endswith(".") else (pattern, pattern + AFTER_PARTITIONS)
 
 
 def first_partition_on(shard: int, shards: int, topic: str) -> int:

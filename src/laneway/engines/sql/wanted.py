@@ -108,7 +108,7 @@ class Only:
         self._is_whole, self._next_name = False, ""
         """Whether all lanes that it may take were read by name; or where the next call begins."""
         self.passed_over = False
-        if self._begins and (ranges := lane_ranges(wanted.only)):
+        if self._begins and (ranges := lane_ranges(wanted.only, wanted.without)):
             self._read_by_name(ranges, *self._begins.pop(NAMES))
 
     @property
@@ -147,7 +147,8 @@ class Only:
         is_last = len(numbers) < BY_NAME
         self._next_name = "" if is_last else after
         if is_last and not first:
-            self._is_whole, self._left = True, 0
+            self._is_whole = ranges[0][0] != ""
+            self._left = 0 if self._is_whole else BY_NAME
             self.passed_over = True  # by the last calls
 
     def takes(self, lane: Lane) -> bool:

@@ -385,6 +385,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             house, is_over = min(HOUSE, left), left == 0
             left -= house
             begins = self._begins.get(lease_filter, b"") if has_filter else b""
+            ranges = lane_ranges(request.only, request.without or ()) if begins else ()
             (
                 now,
                 wake,
@@ -418,7 +419,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 n - room,
                 b"" if request.priorities is None else -2 * request.priorities[1],
                 request.holder or b"",
-                record_formats.pack(lane_ranges(request.only)) if begins else b"",
+                record_formats.pack(ranges) if ranges else b"",
             )
             if has_more_house:
                 continue

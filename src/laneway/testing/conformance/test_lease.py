@@ -364,6 +364,25 @@ def test_many_own_topics_and_those_of_other_workers(driver: EngineDriver) -> Non
     assert len(found) == 350 + len(OWN) - 1, found
 
 
+def test_many_topics_that_a_call_leaves_out(driver: EngineDriver) -> None:
+    """
+    The second call finds what is not left out, however much is. Copies for subscriptions are found
+    by the order of all topics.
+    """
+    if not driver.engine.capabilities.reserves:
+        pytest.skip("the engine does not know it")
+    fill_with_others(driver)
+    driver.put("other.plain.1#audit", "copy")
+    filters = {"only": None, "without": ["other.*"]}
+    found = [lease.topic for _ in range(2) for lease in driver.lease(100, **filters)]
+    assert sorted(set(found) - {"other.plain.1#audit"}) == sorted(OWN)
+    for _ in range(200):
+        found += (lease.topic for lease in driver.lease(100, **filters))
+        if len(found) > len(OWN):
+            break
+    assert sorted(found) == sorted((*OWN, "other.plain.1#audit"))
+
+
 @pytest.mark.parametrize(
     ("filters", "wanted"),
     [

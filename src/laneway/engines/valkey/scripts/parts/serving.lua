@@ -901,7 +901,8 @@ local serving = part(function(serving)
         end
         calls.next_name = left > 0 and '' or from
         if first == '' and left > 0 then
-            calls.is_whole, calls.may_pass, calls.passed_over = true, 0, true
+            calls.is_whole, calls.passed_over = ranges[1][1] ~= '', true
+            calls.may_pass = calls.is_whole and 0 or BY_NAME
         end
     end
 
