@@ -35,9 +35,9 @@ def test_settings_of_a_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"weight": 0}, "topic group g: expected a weight from 0.01 to 1000, got 0"),
+        ({"weight": 0}, "topic group g: weight: expected a weight from 0.01 to 1000, got 0"),
         ({"rate": "fast"}, "topic group g: .*fast"),
-        ({"concurrency": 0}, "topic group g: expected a whole number from 1"),
+        ({"concurrency": 0}, "topic group g: concurrency: expected a whole number from 1"),
         ({"burst": 2}, 'topic group g: "burst" has no meaning without "rate"'),
     ],
 )
