@@ -29,6 +29,7 @@ BENCHES = (
     "rates",
     "latency",
     "slots",
+    "others",
     "top",
     "lookup",
     "peers",

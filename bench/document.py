@@ -144,6 +144,13 @@ SECTIONS = (
         "What a lease of 500 messages costs when its topics are in groups.",
     ),
     Section(
+        "others",
+        "Topics of other workers",
+        "What topics that only other workers serve cost a worker whose handlers cover three topics:"
+        " how fast it drains 5,000 messages; and how long a webhook waits for a reserved slot while"
+        " handlers of one second for the other topics hold all common slots.",
+    ),
+    Section(
         "subscriptions",
         "Subscriptions",
         "What a subscription's copy costs compared with a plain message, over put, lease and"
