@@ -133,19 +133,17 @@ class Only:
 
     def _read_by_name(self, ranges: Sequence[tuple[str, str]], first: str) -> None:
         """Offer the lanes of a page from this name on."""
-        tx, after, numbers = self._tx, first, list[int]()
-        for low, high in ranges:
-            if len(numbers) < BY_NAME and after < high:
-                rows = tx.all("lanes_between", max(low, after), high, BY_NAME - len(numbers))
-                tx.cache_lanes(rows)
-                numbers += [row[0] for row in rows]
-                after = rows[-1][1] + "\1" if rows else high  # no name continues so
-        lanes = [tx.lane_cache.lanes[number] for number in numbers]
+        tx = self._tx
+        reads = [("lanes_between", max(low, first), high, BY_NAME) for low, high in ranges]
+        rows = {row[1]: row for page in tx.pages(reads) for row in page}
+        names = sorted(rows)[:BY_NAME]
+        tx.cache_lanes([rows[name] for name in names])
+        lanes = [tx.lane_cache.lanes[rows[name][0]] for name in names]
         found = [lane for lane in lanes if lane.place in (RUNNABLE, AT_GATE) and not lane.forgotten]
         self.load_ranks(found)
         tx.came_up += filter(self.takes, found)
-        is_last = len(numbers) < BY_NAME
-        self._next_name = "" if is_last else after
+        is_last = len(names) < BY_NAME
+        self._next_name = "" if is_last else names[-1] + "\1"  # no name continues so
         if is_last and not first:
             self._is_whole = ranges[0][0] != ""
             self._left = 0 if self._is_whole else BY_NAME
