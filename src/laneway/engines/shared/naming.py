@@ -39,7 +39,7 @@ def lane_names(policy: Resolved, topic: str) -> list[str]:
     return [lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
 
 
-MOST_RANGES = 20
+MOST_RANGES = 100
 """How many ranges of names a filter may have."""
 
 

@@ -495,8 +495,8 @@ class _Candidates:
 
     def _begin_groups(self) -> None:
         """Begin with the groups of lanes that came up: a call with a filter may skip others."""
-        numbers = {-lane.tier_queue for lane in self._tx.came_up if lane.tier_queue < 0}
-        for number in numbers if self._only is not None else ():
+        came_up = self._tx.came_up if self._only is not None else ()
+        for number in {-lane.tier_queue for lane in came_up if lane.tier_queue < 0}:
             group = self._tx.groups.get(number)
             if group.tier_queue == self.number:
                 self._read_groups([number])

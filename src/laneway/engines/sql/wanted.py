@@ -143,7 +143,7 @@ class Only:
         self.load_ranks(found)
         tx.came_up += filter(self.takes, found)
         is_last = len(names) < BY_NAME
-        self._next_name = "" if is_last else names[-1] + "\1"  # no name continues so
+        self._next_name = "" if is_last else names[-1] + "\1"  # before every other name
         if is_last and not first:
             self._is_whole = ranges[0][0] != ""
             self._left = 0 if self._is_whole else BY_NAME

@@ -896,7 +896,7 @@ local serving = part(function(serving)
                         and (lane.place == RUNNABLE or lane.place == AT_GATE) or nil
                 end
                 left = left - #found
-                from = found[1] and found[#found] .. '\1' or range[2] -- no name continues so
+                from = found[1] and found[#found] .. '\1' or range[2] -- before others
             end
         end
         calls.next_name = left > 0 and '' or from
