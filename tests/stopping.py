@@ -28,7 +28,10 @@ def stop_between_writes(pid: int, *files: Path) -> None:
 
 def is_locked(file: Path) -> bool:
     """Whether somebody keeps the write lock for half a second."""
-    with closing(sqlite3.connect(file, isolation_level=None, timeout=0.5)) as connection:
+    existing = f"{file.resolve().as_uri()}?mode=rw"
+    with closing(
+        sqlite3.connect(existing, uri=True, isolation_level=None, timeout=0.5)
+    ) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:

@@ -15,6 +15,7 @@ import pytest
 from laneway import Laneway
 from laneway.testing.servers import until
 from tests.cluster.fenced_store import FencedStore
+from tests.cluster.processes import files_of
 from tests.cluster.zookeeper_server import NoZooKeeper, ZooKeeper, classpath
 from tests.conformance.valkey_setups import server
 from tests.stopping import stop_between_writes
@@ -110,10 +111,8 @@ class Candidates:
 
     def stop(self, pid: int, store: Store) -> None:
         """Stop a candidate, but not while it writes: nobody else could write meanwhile."""
-        files = [self._folder / "fenced.db"]
-        if store.url.startswith("sqlite:///"):
-            files.append(Path(store.url.removeprefix("sqlite:///")))
-        stop_between_writes(pid, *files)
+        files = files_of(store.url, store.namespace)
+        stop_between_writes(pid, self._folder / "fenced.db", *files)
 
     def holder(self) -> int | None:
         """The process that wrote last."""

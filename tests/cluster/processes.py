@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from laneway.engines.sqlite.address import parse, path_of
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -32,12 +33,15 @@ def process_of(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]
         process.communicate()
 
 
-def files_of(url: str) -> list[Path]:
-    """The files of a SQLite store."""
+def files_of(url: str, namespace: str = "default") -> list[Path]:
+    """The files of a namespace in a SQLite store; none for another engine."""
     if not url.startswith("sqlite:///"):
         return []
-    path = Path(url.removeprefix("sqlite:///").partition("?")[0])
-    return sorted(path.glob("*.db")) if path.is_dir() else [path]
+    folder = parse(url).path
+    if folder is not None and folder.is_dir():
+        return sorted(folder.glob(f"{namespace}.*.db"))
+    file = path_of(url, namespace)
+    return [Path(file)] if file else []
 
 
 def later(engine: FullEngine, seconds: float) -> None:

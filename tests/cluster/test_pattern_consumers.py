@@ -127,7 +127,7 @@ def term_of(end: signal.Signals) -> str:
 def finish(app: Laneway, process: subprocess.Popen[str], store: Store, end: signal.Signals) -> None:
     """Stop or kill the process that holds the term; a killed one's term is over by then."""
     if end is signal.SIGSTOP:
-        stop_between_writes(process.pid, *files_of(store.url))
+        stop_between_writes(process.pid, *files_of(*store))
     else:
         process.kill()
         process.wait()
