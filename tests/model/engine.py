@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from laneway.engines.base import (
     UNHANDLED_FIRST_US,
     UNHANDLED_MAX_US,
     UNTIL_SIGNALLED_US,
+    housekeeping_of_lease,
 )
 from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.refusals import check_names, retries_used_up
@@ -41,6 +43,7 @@ from tests.model.state import (
     Message,
     TierQueue,
     copies_of,
+    earliest_and_latest,
     explicit_due,
     first_of,
     has_copies,
@@ -51,6 +54,8 @@ from tests.model.state import (
     size_of,
     spread_by,
 )
+
+LATEST_AT_ONCE = 8
 
 _ANSWERS_AT_MOST_ONCE: dict[str, SettlementAnswer] = {"ack": "acked", "dead": "died"}
 
@@ -67,10 +72,11 @@ class Engine(Lanes):
 
     def _housekeeping(self, budget: int) -> None:
         """
-        Handle events one by one, then wake gates and lanes, then forget idle lanes.
+        Let due messages arrive, handle events one by one, wake gates and lanes, forget idle lanes.
 
         At most `budget` of each.
         """
+        self._come_due(budget)
         for _ in range(budget):
             event = self._next_event()
             if event is None or event[0] > self.now:
@@ -95,7 +101,7 @@ class Engine(Lanes):
             lambda gate: (gate.wake, gate.name),
         ):
             self._set_gate_wake(gate)
-        for lane in first_of(
+        for lane in earliest_and_latest(
             budget, self._lanes_to_wake("asleep"), lambda lane: (lane.wake, lane.number)
         ):
             self._place(lane)
@@ -115,8 +121,6 @@ class Engine(Lanes):
             for lease in self.leases.values()
         ]
         for message in self.messages:
-            if message.state == "waiting" and message.delayed:
-                events.append((message.since, 2, message.handle, self._come_due, message))
             if message.state == "waiting" and message.expires is not None:
                 events.append((message.expires, 3, message.handle, self._expire_waiting, message))
             if message.death is not None:
@@ -138,6 +142,7 @@ class Engine(Lanes):
         """
         event = self._next_event()
         times = [event[0] if event is not None else None]
+        times += [lane.timer for lane in self.lanes.values() if self._delayed(lane)]
         times += [lane.wake for lane in self.lanes.values() if lane.place in ("asleep", "idle")]
         times += [gate.wake for gate in self.gates.values()]
         times += [
@@ -149,10 +154,45 @@ class Engine(Lanes):
             else None
         )
 
-    def _come_due(self, message: Message) -> None:
-        message.delayed = False
-        if message.lane.place == "idle":
-            self._place(message.lane)
+    def _come_due(self, budget: int) -> None:
+        """
+        Delayed messages whose time has come arrive; lanes share the budget.
+
+        If there are too many lanes, one message of each of the first ones arrives, and several of
+        the latest ones. A lane without such messages, whose timer was too early, counts as one.
+        """
+        is_flood = False
+        while budget > 0 and not is_flood:
+            lanes = sorted(
+                (
+                    lane
+                    for lane in self.lanes.values()
+                    if lane.timer <= self.now and self._delayed(lane)
+                ),
+                key=lambda lane: (lane.timer, lane.number),
+            )
+            if not lanes:
+                return
+            is_flood, half = len(lanes) >= budget, budget // 2
+            if is_flood:
+                due = {lane: self._due(lane, 1) for lane in lanes[: budget - half]}
+                count = 0
+                for lane in lanes[::-1][:half]:
+                    if count < half:
+                        due[lane] = self._due(lane, LATEST_AT_ONCE)
+                        count += max(len(due[lane]), 1)
+            else:
+                due = {lane: self._due(lane, budget // len(lanes)) for lane in lanes}
+            for message in sorted(chain(*due.values()), key=lambda one: (one.since, one.handle)):
+                message.delayed = False
+                if message.lane.place == "idle":
+                    self._place(message.lane)
+            for lane, found in due.items():
+                lane.timer = next((one.since for one in self._delayed(lane)), 0)
+                budget -= max(len(found), 1)
+
+    def _due(self, lane: Lane, most: int) -> list[Message]:
+        return [one for one in self._delayed(lane) if one.since <= self.now][:most]
 
     def _expire_waiting(self, message: Message) -> None:
         lane = message.lane
@@ -575,7 +615,7 @@ class Engine(Lanes):
         now_us: int | None = None,
     ) -> Batch:
         self.now = self._time(now_us)
-        self._housekeeping(HOUSEKEEPING_LIMIT)
+        self._housekeeping(housekeeping_of_lease(n))
         startable = n if startable is None else startable
         call = Call(startable, record_start, max_lease_us, priorities, holder)
         if topics is None:

@@ -175,6 +175,10 @@ class Lanes(Gates):
         """
         message.state = "waiting"
         message.delayed = message.since > self.now
+        if message.delayed:
+            lane = message.lane
+            others = any(one is not message for one in self._delayed(lane))
+            lane.timer = min(lane.timer, message.since) if others else message.since
         if message.merges_by is not None:
             where = (message.topic, *message.merges_by)
             if collects:
@@ -189,6 +193,11 @@ class Lanes(Gates):
             for message in self.messages
             if message.state == "waiting" and message.lane is lane
         ]
+
+    def _delayed(self, lane: Lane) -> list[Message]:
+        """The messages that are not due yet, or whose time has come unseen, in order."""
+        delayed = [message for message in self._waiting(lane) if message.delayed]
+        return sorted(delayed, key=lambda message: (message.since, message.handle))
 
     def _ready(self, lane: Lane) -> list[Message]:
         """The messages that can be delivered, in order."""

@@ -144,6 +144,7 @@ class Lane:
     group: GroupQueue | None
     virtual: int
     place: LaneState = "idle"
+    timer: int = 0  # while it has delayed messages: none is due before
     wake: int | None = None  # asleep: until when; idle: when it is forgotten
     gates: tuple[str, ...] = ()  # while it is at a gate: all that its deliveries go through
     gate: str = ""  # that at which it waits
@@ -285,6 +286,16 @@ def is_past(time: int | None, now: int) -> bool:
 
 def first_of(most: int, things: Iterable[Any], key: Callable[[Any], Any]) -> list[Any]:
     return sorted(things, key=key)[:most]
+
+
+def earliest_and_latest(most: int, things: Iterable[Any], key: Callable[[Any], Any]) -> list[Any]:
+    """The first ones in an order; if there are too many, half of them are the last ones."""
+    ordered = sorted(things, key=key)
+    return (
+        ordered
+        if len(ordered) <= most
+        else ordered[: most - most // 2] + ordered[len(ordered) - most // 2 :]
+    )
 
 
 def size_of(messages: Iterable[Message]) -> int:

@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 
 from laneway.engines.base import Settings
+from laneway.engines.postgres import connection
 from laneway.engines.postgres.connection import MOST_FORMS, _shared
 from laneway.engines.postgres.engine import PostgresEngine
 from laneway.engines.postgres.pipeline import Pipeline
@@ -234,7 +235,10 @@ def test_a_worker_leases_many_messages_per_call(engine: PostgresEngine) -> None:
     assert engine.lease(1).prefers_large_leases
 
 
-def test_what_many_rows_share_is_sent_once(engine: PostgresEngine) -> None:
+def test_what_many_rows_share_is_sent_once(
+    engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_forms", {})  # those of other tests would be enough for it
     bodies = {f"t.{n}": b"%d" % n for n in range(100)}
     for priority in (0, 7):  # the same statements with other values
         engine.put([Draft(topic, body, priority=priority) for topic, body in bodies.items()])

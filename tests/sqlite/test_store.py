@@ -458,6 +458,22 @@ def test_the_doctor_repairs_disagreements(tmp_path: Path) -> None:
     ]
 
 
+def test_the_doctor_repairs_timers(tmp_path: Path) -> None:
+    """Without the timer of its lane a delayed message would never arrive."""
+    path, due = tmp_path / "q.db", time.time_ns() // 1000 + 3_600_000_000
+    with closing(engine_at(path)) as engine:
+        engine.put([Draft("a", b"1", at_us=due)])
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute("DELETE FROM timer")
+        raw.commit()
+    with closing(engine_at(path)) as engine:
+        assert [check.name for check in engine.doctor() if not check.ok] == ["messages"]
+        engine.doctor(repair=True)
+        assert all(check.ok for check in engine.doctor())
+        assert engine.lease(1, now_us=due - 1).leases == []
+        assert len(engine.lease(1, now_us=due).leases) == 1
+
+
 def test_a_recreated_file_repeats_no_number(tmp_path: Path) -> None:
     """Leases of a deleted file are "lost" in the file that replaces it."""
     path = tmp_path / "q.db"

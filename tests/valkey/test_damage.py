@@ -59,6 +59,30 @@ def test_what_is_lost_holds_up_nobody(opened: Opened, lose: Callable[[FullEngine
     assert [check for check in engine.doctor() if not check.ok] == []
 
 
+@pytest.mark.parametrize("lost", ["the timers", "a message", "the lane"])
+def test_lost_timers(opened: Opened, lost: str) -> None:
+    """Other lanes' delayed messages arrive, and after a repair the lane's own, at their time."""
+    engine = opened(server().url)
+    due = engine.time_us() + 3_600_000_000
+    engine.put([Draft("a", b"1", at_us=due), Draft("a", b"2", at_us=due)])
+    lose_of_topic = {
+        "the timers": ("DEL", prefix(engine) + "timers"),
+        "a message": ("HDEL", prefix(engine) + "m", "1"),
+        "the lane": ("HDEL", prefix(engine) + "lanes", "a"),
+    }
+    server().run(*lose_of_topic[lost])
+    engine.put([Draft("b", b"1", at_us=due)])
+    assert "b" in [lease.topic for lease in engine.lease(9, now_us=due).leases]
+    assert engine.tick(now_us=due) != due, "nothing is left to do"
+    if lost != "a message":
+        assert "messages" in [check.name for check in engine.doctor() if not check.ok]
+    engine.doctor(repair=True)
+    engine.doctor(repair=True)
+    assert [check for check in engine.doctor() if not check.ok] == []
+    if lost != "a message":
+        assert len(engine.lease(9, now_us=due).leases) == 2
+
+
 @pytest.mark.parametrize("lose", ["DEL", "HSET"])
 def test_the_doctor_counts_keys_again(opened: Opened, lose: str) -> None:
     """Keys whose states were lost, or count a lease that is not there, go on after a repair."""

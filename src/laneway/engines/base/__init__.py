@@ -50,6 +50,7 @@ from laneway.engines.base.constants import (
     UNHANDLED_FIRST_US,
     UNHANDLED_MAX_US,
     UNTIL_SIGNALLED_US,
+    housekeeping_of_lease,
     result_name,
 )
 from laneway.engines.base.delivery_log import DeliveryLog, LogEntry
@@ -193,5 +194,6 @@ __all__ = [
     "WorkerFacts",
     "WorkerState",
     "WorkerView",
+    "housekeeping_of_lease",
     "result_name",
 ]

@@ -52,10 +52,18 @@ def result_name(message_id: str, topic: str) -> str:
 
 
 HOUSEKEEPING_LIMIT = 1000
-"""
-Most due messages, expired messages, woken lanes and swept lanes that one call handles, each.
-Bounds the time that a lease call spends on housekeeping.
-"""
+"""Most due messages, expired messages, woken lanes and swept lanes that one call handles, each."""
+
+LEASE_HOUSEKEEPING = 100
+
+
+def housekeeping_of_lease(n: int) -> int:
+    """
+    The same of a lease of `n` messages. It lets as many messages arrive as it delivers, so that a
+    topic whose messages are due at one time gets its share; more would delay other topics.
+    """
+    return min(max(n, LEASE_HOUSEKEEPING), HOUSEKEEPING_LIMIT)
+
 
 BACK_OFF_FIRST_US, BACK_OFF_MAX_US = 1_000_000, 300_000_000
 """

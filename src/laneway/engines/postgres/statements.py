@@ -30,7 +30,7 @@ from laneway.engines.postgres.listing_statements import STATEMENTS
 from laneway.engines.sql.rows import ROW_COLUMNS, Held
 from laneway.engines.sql.statements import load, schema, tables_of
 
-LAYOUT = 6
+LAYOUT = 7
 """The layout of the tables; 2 is that of 0.1.0, the first version whose tables are kept."""
 
 LISTEN_CLASS = 0x4C_41_4E_4C
@@ -434,7 +434,18 @@ ALTER TABLE message ALTER body SET STORAGE EXTERNAL;
     f"ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0,"
     " autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);\n"
     for table in (
-        *("shard", "tier_queue", "lane", "message", "ready", "lease", "event", "gate", "parked"),
+        *(
+            "shard",
+            "tier_queue",
+            "lane",
+            "message",
+            "ready",
+            "lease",
+            "event",
+            "timer",
+            "gate",
+            "parked",
+        ),
         *KEYED,
     )
 )

@@ -77,7 +77,7 @@ PLACE_NAMES: dict[int, LaneState] = {
 }
 """As `TopicStats.state` has them."""
 
-LEASES_END, DUE, EXPIRES, RETENTION_ENDS = 1, 2, 3, 4
+LEASES_END, EXPIRES, RETENTION_ENDS = 1, 3, 4
 """Kinds of events: what housekeeping does at a time."""
 
 HOLD, YIELD = 1, 2

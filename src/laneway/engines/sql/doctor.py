@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from laneway.engines.base import Check
 from laneway.engines.shared.doctor import disagreement, finding, unhandled
-from laneway.engines.shared.states import DEAD, LEASES_END, PARKED, READY
+from laneway.engines.shared.states import DEAD, DELAYED, LEASES_END, PARKED, READY
 from laneway.engines.sql import key_limits, messages, views
 from laneway.engines.sql.rows import ANY_RANK, NO_RANK, Lane
 from laneway.engines.sql.transaction import Transaction
@@ -82,6 +82,9 @@ def _restore(tx: Transaction, mid: int) -> None:
         name, rule = tx.lane_of(policy, topic, None, row.seq)
         row.lane = tx.ensure_lane(name, rule).lane
     lane = tx.lane(row.lane)
+    if row.state == DELAYED and known is not None:
+        tx.timers.expect(row.lane, row.since)
+        return
     if row.state == PARKED and row.serial:
         tx.parked.delete(row.lane, row.line, row.rank, row.pos, row.seq)
     row.state = READY
@@ -164,8 +167,8 @@ def _positions(tx: Transaction, *, repair: bool = False) -> Check:
             tx.touch(lane)
     if repair and others:
         shard = tx.shard
-        shard.first_event = shard.first_asleep = shard.first_idle = shard.first_wake = 0
-        shard.first_sweep = 0
+        shard.first_event = shard.first_timer = shard.first_asleep = shard.first_idle = 0
+        shard.first_wake = shard.first_sweep = 0
         tx.run("gate_entries_begin")
         tx.run("serial_keys_begin", NO_RANK)
         tx.run("key_states_begin", NO_RANK)

@@ -24,6 +24,7 @@ from laneway.engines.base import (
     WorkerFacts,
     WorkerView,
     WorkListener,
+    housekeeping_of_lease,
 )
 from laneway.engines.sharded.splitting import partial_call
 from laneway.engines.shared import presence
@@ -396,7 +397,7 @@ class SqlQueue(Waits):
         reads = partial(leasing.reads, pool=pool, room=n)
         with self.transaction(now_us, durable=False, reads=reads if topics is None else None) as tx:
             found = tx.shard.delivered
-            housekeeping.run(tx, HOUSEKEEPING_LIMIT)
+            housekeeping.run(tx, housekeeping_of_lease(n))
             tx.flush_departures()
             startable = n if startable is None else startable
             filter_ = Only.of(wanted, tx)

@@ -12,15 +12,13 @@ from laneway.engines.shared.naming import BUCKET
 from laneway.engines.shared.states import (
     ASLEEP,
     DEAD,
-    DELAYED,
-    DUE,
     EXPIRES,
     IDLE,
     LEASES_END,
     RETENTION_ENDS,
 )
 from laneway.engines.sql import key_limits, messages, settling
-from laneway.engines.sql.rows import NONE, Lane, Shard
+from laneway.engines.sql.rows import NONE, Lane, Row, Shard
 from laneway.engines.sql.store import Read
 from laneway.engines.sql.transaction import Transaction
 from laneway.policy import matches
@@ -30,6 +28,9 @@ LEASE_ENDS_AHEAD = 100
 How many of the next events are examined when leases' ends are due. Most leases were settled long
 before; without this, each such end would wake an idle worker.
 """
+
+LATEST_AT_ONCE = 8
+"""The maximum of a lane in one call while more lanes are due than the call handles."""
 
 
 def due(shard: Shard) -> Read:
@@ -43,14 +44,17 @@ def run(tx: Transaction, budget: int) -> None:
     transaction.
     """
     shard, now = tx.shard, tx.now
-    event, asleep, idle, key, *others = (
+    event, timer, asleep, idle, key, *others = (
         NONE if first is None else first for first in tx.one(*due(shard))
     )
     # What this transaction has not written yet lowers these when it is written.
-    shard.first_event, shard.first_asleep, shard.first_idle = event, asleep, idle
+    shard.first_event, shard.first_timer = event, timer
+    shard.first_asleep, shard.first_idle = asleep, idle
     shard.first_wake = wake = min(key, *others)
-    if shard.first_sweep == NONE and min(event, asleep, idle, wake) > now:
+    if shard.first_sweep == NONE and min(event, timer, asleep, idle, wake) > now:
         return
+    if timer <= now:
+        _come_due(tx, budget)
     _events(tx, budget)
     sweep(tx, budget)
     if key <= now:
@@ -78,6 +82,53 @@ def _not_before(tx: Transaction, rows: list[Any]) -> int | None:
     return max(int(at), tx.now) if at is not None else None
 
 
+def _come_due(tx: Transaction, budget: int) -> None:
+    """
+    Delayed messages whose time has come arrive. Lanes share the budget. If more lanes have such
+    messages, half of it is for those that have waited longest, half for the latest ones, which do
+    not wait until a flood before them is handled.
+    """
+    left, is_flood = budget, False
+    times = tx.shard.first_timer, tx.now
+    while left > 0 and not is_flood and (lanes := _lanes(tx, "timers_due", *times, left)):
+        is_flood, half = len(lanes) == left, left // 2
+        if is_flood:
+            due = _first_due(tx, lanes[: left - half], 1)
+            latest = _lanes(tx, "timers_due_lately", *times, half)
+            due |= _first_due(tx, latest, LATEST_AT_ONCE, half)
+        else:
+            due = _first_due(tx, lanes, left // len(lanes))
+        rows = _load(tx, [mid for found in due.values() for mid in found])
+        for row in sorted(rows, key=lambda row: (row.since, row.mid)):
+            _arrives(tx, row)
+        if left_in := [lane for lane in due if not tx.timers.is_deleted(lane)]:
+            tx.run("timers_move", tx.array(left_in))
+        left -= sum(max(len(found), 1) for found in due.values())
+
+
+def _lanes(tx: Transaction, statement: str, first: int, last: int, most: int) -> list[int]:
+    return [lane for (lane,) in tx.all(statement, first, last, most)]
+
+
+def _first_due(
+    tx: Transaction, lanes: list[int], share: int, most: int | None = None
+) -> dict[int, list[int]]:
+    """
+    The first due messages of lanes in this order: at most `share` of each, `most` together. A lane
+    without such messages, whose timer was too early, counts as one.
+    """
+    found = dict[int, list[int]]()
+    for lane, mid in tx.all("messages_due", tx.array(lanes), tx.now, share):
+        found.setdefault(lane, []).append(mid)
+    due, count = dict[int, list[int]](), 0
+    for lane in lanes:
+        if most is not None and count >= most:
+            break
+        due[lane] = found.get(lane, [])
+        count += max(len(due[lane]), 1)
+    return due
+
+
 def _events(tx: Transaction, budget: int) -> None:
     left, had_lease_end = budget, False
     while left > 0 and (page := tx.all("events_due", tx.shard.first_event, tx.now, left)):
@@ -96,21 +147,19 @@ def _apply(tx: Transaction, page: list[Any], left: int) -> int:
     """
     done = 0
     tx.events.first_new = (NONE,)
-    _load(tx, page)
+    _load_events(tx, page)
     with_leases = _batches_with_leases(tx, page)
     for at, kind, a, b in page:
         if done >= left or tx.events.first_new < (at, kind, a):
             break
         if tx.events.is_deleted(at, kind, a):
-            continue  # by an earlier event: the message expired before it was due
+            continue  # by an earlier event
         tx.events.delete(at, kind, a)
         if kind == LEASES_END:
             done += settling.expire_leases(tx, a, b, at, left - done) if a in with_leases else 0
             continue
         done += 1
-        if kind == DUE:
-            _due(tx, a)
-        elif kind == EXPIRES:
+        if kind == EXPIRES:
             _expires(tx, a)
         elif kind == RETENTION_ENDS:
             messages.delete_dead(tx, a)
@@ -123,19 +172,10 @@ def _batches_with_leases(tx: Transaction, page: list[Any]) -> set[int]:
     return {fence for (fence,) in tx.all_rows("leases_left", batches)}
 
 
-def _load(tx: Transaction, page: list[Any]) -> None:
+def _load_events(tx: Transaction, page: list[Any]) -> None:
     """Read the rows that these events need, all of one table in one statement."""
-    mids = [a for _, kind, a, _ in page if kind != LEASES_END]
-    if not mids:
-        return
-    tx.messages.load(mids)
-    rows = [row for mid in mids if (row := tx.messages.get(mid)) is not None]
-    waiting = [row for row in rows if row.state != DEAD]
-    tx.load_numbers({row.lane for row in waiting})
-    messages.load_parked(tx, [(row.lane, row.line or "") for row in waiting if row.serial])
-    ended = {a for _, kind, a, _ in page if kind in (EXPIRES, RETENTION_ENDS)}
-    if ended:
-        rows = [row for row in rows if row.mid in ended]
+    rows = _load(tx, [a for _, kind, a, _ in page if kind != LEASES_END])
+    if rows:
         tx.merge_keys.load(
             (row.lane, row.mkey) for row in rows if row.mkey is not None and row.state != DEAD
         )
@@ -144,12 +184,19 @@ def _load(tx: Transaction, page: list[Any]) -> None:
         tx.idents.load_joined(row.mid for row in rows if row.joined)
 
 
-def _due(tx: Transaction, mid: int) -> None:
-    row = tx.messages.get(mid)
-    if row is None or row.state != DELAYED:
-        return
+def _load(tx: Transaction, mids: list[int]) -> list[Row]:
+    """Read messages, their lanes and what waits for their keys."""
+    tx.messages.load(mids)
+    rows = [row for mid in mids if (row := tx.messages.get(mid)) is not None]
+    waiting = [row for row in rows if row.state != DEAD]
+    tx.load_numbers({row.lane for row in waiting})
+    messages.load_parked(tx, [(row.lane, row.line or "") for row in waiting if row.serial])
+    return rows
+
+
+def _arrives(tx: Transaction, row: Row) -> None:
     lane = tx.lane(row.lane)
-    lane.delayed -= 1
+    messages.end_delay(tx, lane)
     messages.arrive(tx, lane, row)
     tx.messages.save_state(row)
     tx.touch(lane)
@@ -172,19 +219,24 @@ def _expires(tx: Transaction, mid: int) -> None:
 def _wake(tx: Transaction, budget: int) -> None:
     to_wake = tx.all("gates_to_wake", tx.shard.first_wake, tx.now, budget)
     tx.reopen([tx.cached_gate(row) for row in to_wake])
-    # The index may still list lanes that an event has just placed elsewhere; they use no budget.
-    listed = (
-        tx.cached_lane(row)
-        for row in tx.all("lanes_to_wake", tx.shard.first_asleep, tx.now, budget + tx.changed_lanes)
-    )
-    asleep = [
+    asleep = _asleep(tx, "lanes_to_wake", budget + 1)
+    if len(asleep) > budget:
+        half = budget // 2
+        asleep[budget - half :] = _asleep(tx, "lanes_to_wake_lately", half)
+    for lane in asleep:
+        tx.place(lane)
+    tx.forget_idle(budget)
+
+
+def _asleep(tx: Transaction, statement: str, most: int) -> list[Lane]:
+    # The index may still list lanes that an event has just placed elsewhere.
+    rows = tx.all(statement, tx.shard.first_asleep, tx.now, most + tx.changed_lanes)
+    listed = map(tx.cached_lane, rows)
+    return [
         lane
         for lane in listed
         if lane.place == ASLEEP and lane.wake is not None and lane.wake <= tx.now
-    ]
-    for lane in asleep[:budget]:
-        tx.place(lane)
-    tx.forget_idle(budget)
+    ][:most]
 
 
 def begin_sweep(tx: Transaction, pattern: str) -> None:

@@ -5,7 +5,7 @@ The states of one message, and the rows that each state has.
     READY      state 0     `ready`, under its lane, rank, position and number; `serial_key` as its
                            key's head, where it is serial
     leased     state 0     `lease`, by fence; `serial_key` with `held`; no row in `ready`
-    DELAYED    state 1     `event` of kind DUE, at its `since`
+    DELAYED    state 1     `timer` of its lane, at its `since` or before
     PARKED     state 2     `parked`, behind the head of its serial key; or `key_parked`, while its
                            key is at a limit
     DEAD       state 3     `dead`; `event` of kind RETENTION_ENDS; its lane is 0
@@ -34,7 +34,6 @@ from laneway.engines.shared.refusals import EXPIRED, HISTORY
 from laneway.engines.shared.states import (
     DEAD,
     DELAYED,
-    DUE,
     EXPIRES,
     PARKED,
     READY,
@@ -91,7 +90,7 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
     if row.since > tx.now:
         row.state = DELAYED
         lane.delayed += 1
-        tx.events.put((row.since, DUE, row.mid), 0)
+        tx.timers.expect(lane.lane, row.since)
         tx.touch(lane)
     else:
         arrive(tx, lane, row)
@@ -132,8 +131,7 @@ def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
         tx.events.delete(row.expires, EXPIRES, row.mid)
     free_merge_key(tx, lane, row)
     if row.state == DELAYED:
-        lane.delayed -= 1
-        tx.events.delete(row.since, DUE, row.mid)
+        end_delay(tx, lane)
     elif row.state == PARKED:
         lane.parked -= 1
         if row.serial:
@@ -144,6 +142,16 @@ def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
         lane.ready -= 1
         tx.ready.delete(lane.lane, row.rank, row.pos, row.seq)
     tx.touch(lane)
+
+
+def end_delay(tx: Transaction, lane: Lane) -> None:
+    """
+    A message of the lane is delayed no more. The timer stays while others are: housekeeping moves
+    it to the first of them.
+    """
+    lane.delayed -= 1
+    if not lane.delayed:
+        tx.timers.delete(lane.lane)
 
 
 def take_out(tx: Transaction, lane: Lane, row: Row) -> None:

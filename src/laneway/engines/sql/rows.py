@@ -452,6 +452,7 @@ class Shard:
     lanes: int
     own: int
     first_event: int
+    first_timer: int
     first_asleep: int
     first_idle: int
     first_wake: int
@@ -459,12 +460,18 @@ class Shard:
     tallies: Any  # bytes, see tallies.py; None: nothing was counted
 
     @property
-    def firsts(self) -> tuple[int, int, int, int]:
+    def firsts(self) -> tuple[int, int, int, int, int]:
         """
-        Before these times there is no event, no lane that is asleep, no idle lane, and nothing of
-        what `first_wake` is for.
+        Before these times there is no event, no timer, no lane that is asleep, no idle lane, and
+        nothing of what `first_wake` is for.
         """
-        return self.first_event, self.first_asleep, self.first_idle, self.first_wake
+        return (
+            self.first_event,
+            self.first_timer,
+            self.first_asleep,
+            self.first_idle,
+            self.first_wake,
+        )
 
     def expect_wake(self, at: int | None) -> None:
         """A gate or a key wakes then, or a known id, a window or a result ends."""

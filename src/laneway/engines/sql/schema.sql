@@ -38,8 +38,9 @@ CREATE TABLE shard (                     -- one row: counters, and the clock tha
     removed        INTEGER NOT NULL DEFAULT 0,
     lanes          INTEGER NOT NULL DEFAULT 0,
     own            INTEGER NOT NULL DEFAULT 0,  -- topics with own policies; 0: none are read
-    -- no event, no lane that is asleep, and no idle lane has an earlier time,
+    -- no event, no timer, no lane that is asleep, and no idle lane has an earlier time,
     first_event    INTEGER NOT NULL DEFAULT 0,
+    first_timer    INTEGER NOT NULL DEFAULT 0,
     first_asleep   INTEGER NOT NULL DEFAULT 0,
     first_idle     INTEGER NOT NULL DEFAULT 0,
     -- no gate or key wakes earlier, and no known id, window or result ends earlier
@@ -242,6 +243,7 @@ CREATE TABLE message (
     body       BLOB NOT NULL
 );
 CREATE INDEX message_aside ON message (lane, state, rank, since) WHERE state IN (1, 2);
+CREATE INDEX message_due ON message (lane, since, mid) WHERE state = 1;
 CREATE INDEX message_odd ON message (lane, rank, seq) WHERE odd = 1;
 CREATE INDEX message_topic ON message (topic, mid) WHERE topic IS NOT NULL;
 
@@ -385,13 +387,19 @@ CREATE INDEX dead_count_letters ON dead_count (letters);
 
 CREATE TABLE event (                     -- what happens by the clock
     at   INTEGER NOT NULL,
-    -- 1 leases run out (fences a … b) · 2 due · 3 expires
+    -- 1 leases run out (fences a … b) · 3 expires
     -- 4 retention of a dead letter ends (a: message)
     kind INTEGER NOT NULL,
     a    INTEGER NOT NULL,
     b    INTEGER,
     PRIMARY KEY (at, kind, a)
 ) WITHOUT ROWID;
+
+CREATE TABLE timer (                     -- of each lane with delayed messages
+    lane INTEGER PRIMARY KEY,
+    at   INTEGER NOT NULL                -- none of them is due before
+);
+CREATE INDEX timer_at ON timer (at, lane);
 
 -- What is stored of a message: its outcome (slot 0) and its last progress report (slot 1).
 CREATE TABLE kept (

@@ -248,6 +248,34 @@ class EventTable(Table):
         super().put(key, *values)
 
 
+class TimerTable(Table):
+    """`timer`: (lane,) → (time,). A stored one is lowered, unless it was deleted before."""
+
+    def __init__(self, statements: Statements, shard: Shard) -> None:
+        super().__init__(statements, "timer", 1, write="timer_write", delete="timer_delete")
+        self._shard = shard
+        self._deleted = dict[int, None]()
+
+    def expect(self, lane: int, at: int) -> None:
+        """A message of the lane is due then."""
+        self._shard.first_timer = min(self._shard.first_timer, at)
+        known = self._changed.get((lane,))
+        self.put((lane,), at if known is None else min(at, *known))
+
+    def delete(self, *key: Any) -> None:
+        self._deleted[key[0]] = None
+        self._changed.pop(key, None)
+
+    def is_deleted(self, *key: Any) -> bool:
+        return key[0] in self._deleted
+
+    def write(self) -> None:
+        if self._deleted:
+            deleted, self._deleted = self._deleted, {}
+            self._connection.run_rows(self._delete, [(lane,) for lane in deleted])
+        super().write()
+
+
 class IdentTable(TimedTable):
     """`ident`: (id, topic) → (message or None, 1 if it joined that message, until)."""
 

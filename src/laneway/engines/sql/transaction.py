@@ -54,6 +54,7 @@ from laneway.engines.sql.touched_rows import (
     SerialKeyTable,
     Table,
     TimedTable,
+    TimerTable,
 )
 from laneway.message import Draft
 from laneway.policy import GATE_SEPARATOR, Layers, PolicyTable, Resolved, gate_names
@@ -309,6 +310,11 @@ class Transaction(Statements):
     def events(self) -> EventTable:
         """(time, kind, message or first fence) → (last fence or 0,)."""
         return EventTable(self, self.shard)
+
+    @cached_property
+    def timers(self) -> TimerTable:
+        """(lane,) → (time,), which is no later than that of its first delayed message."""
+        return TimerTable(self, self.shard)
 
     @cached_property
     def serial_keys(self) -> SerialKeyTable:
@@ -1178,6 +1184,7 @@ class Transaction(Statements):
             s.lanes,
             s.own,
             s.first_event,
+            s.first_timer,
             s.first_asleep,
             s.first_idle,
             s.first_wake,

@@ -16,13 +16,13 @@ from msgspec import UNSET
 
 from laneway import subscriptions
 from laneway.engines.base import (
-    HOUSEKEEPING_LIMIT,
     MAX_PASSED_OVER,
     ArrivalListener,
     Capabilities,
     ResultListener,
     Settings,
     WorkListener,
+    housekeeping_of_lease,
 )
 from laneway.engines.sharded.queue import (
     LeaseRequest,
@@ -378,7 +378,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         has_filter = request.has_filter
         lease_filter = (shard, pool, patterns, request.priorities)
         leases: list[Lease] = []
-        left = HOUSEKEEPING_LIMIT
+        left = housekeeping_of_lease(n)
         while True:
             room = min(n - len(leases), self._leases.limit)
             # What is left after that waits: the call that delivers does no housekeeping.

@@ -39,7 +39,7 @@ from laneway.subscriptions import FIELD, split
 from laneway.tiers import TierLayers
 from laneway.topic_groups import GROUP
 
-LAYOUT = 26
+LAYOUT = 27
 """That of 0.1.0, the first version whose namespaces are kept."""
 """Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 

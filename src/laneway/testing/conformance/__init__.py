@@ -25,6 +25,7 @@ PARTS = (
     "test_delivery_log",
     "test_elections",
     "test_fairness",
+    "test_floods",
     "test_groups",
     "test_lease",
     "test_limits",

@@ -106,6 +106,12 @@ SELECT {head} FROM (
          ORDER BY n.rank, n.pos, n.seq LIMIT v.take) r) f
   JOIN message m ON m.mid = f.mid WHERE f.number <= f.take ORDER BY m.lane, f.number;
 
+-- name: messages_due
+-- The first delayed messages of these lanes, ?3 of each, from the times of their timers on.
+SELECT t.lane, m.mid FROM {array ?1} j JOIN timer t ON t.lane = j.value CROSS JOIN LATERAL (
+    SELECT d.mid FROM message d WHERE d.lane = t.lane AND d.state = 1
+       AND d.since BETWEEN t.at AND ?2 ORDER BY d.since, d.mid LIMIT ?3) m;
+
 -- name: groups_read
 SELECT {group} FROM {array ?} j CROSS JOIN LATERAL (SELECT * FROM group_queue n
     WHERE n.number = j.value ORDER BY n.epoch DESC LIMIT 1) g;

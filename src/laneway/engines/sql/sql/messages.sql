@@ -71,6 +71,35 @@ INSERT INTO event (at, kind, a) SELECT ?, ?, value FROM {array ?} j WHERE true
 -- name: event_delete
 DELETE FROM event WHERE (at, kind, a) IN (SELECT * FROM (VALUES (?, ?, ?)));
 
+-- name: timer_write
+-- A timer that is earlier stays.
+INSERT INTO timer (lane, at) VALUES (?, ?)
+    ON CONFLICT (lane) DO UPDATE SET at = {least}(timer.at, excluded.at);
+
+-- name: timer_delete
+DELETE FROM timer WHERE lane IN (VALUES (?));
+
+-- name: timers_due
+-- The lanes with the earliest timers; ?1 is the first time.
+SELECT lane FROM timer WHERE at BETWEEN ?1 AND ?2 ORDER BY at, lane LIMIT ?3;
+
+-- name: timers_due_lately
+-- Those with the latest ones.
+SELECT lane FROM timer WHERE at BETWEEN ?1 AND ?2 ORDER BY at DESC, lane DESC LIMIT ?3;
+
+-- name: messages_due
+-- The first delayed messages of these lanes, ?3 of each.
+SELECT m.lane, m.mid FROM {array ?1} j {join} message m ON m.mid IN (
+    SELECT d.mid FROM message d WHERE d.lane = j.value AND d.state = 1 AND d.since <= ?2
+     ORDER BY d.since, d.mid LIMIT ?3);
+
+-- name: timers_move
+-- To the first delayed message of each of these lanes; to the end of time, if one has none against
+-- its count.
+UPDATE timer SET at = coalesce((SELECT d.since FROM message d WHERE d.lane = timer.lane
+    AND d.state = 1 AND d.since >= timer.at ORDER BY d.since LIMIT 1), 4611686018427387904)
+ WHERE lane IN (SELECT value FROM {array ?} j);
+
 -- name: events_due
 SELECT at, kind, a, b FROM event WHERE at BETWEEN ? AND ? ORDER BY at, kind, a LIMIT ?;
 

@@ -8,14 +8,13 @@ local housekeeping = part(function(housekeeping)
     -- How many leases a call looks at whose time is over. Most were settled long ago: they are no
     -- events, but after a burst there are as many of them as it had messages.
     local MOST_LEASES = 1000
+    -- The maximum of a lane in one call while more lanes are due than the call handles.
+    local LATEST_AT_ONCE = 8
     local PAGE = 32 -- events that are read at once
 
-    -- Read at once the messages of events, and their lanes.
-    local function load_messages(page)
-        local mids, names, lines = {}, {}, {}
-        for n, event in ipairs(page) do
-            mids[n] = unpack_from('>I7', event, 2)
-        end
+    -- Read at once these messages, their lanes and the holders of their keys.
+    local function load_messages(mids)
+        local names, lines = {}, {}
         messages.load(mids)
         for _, mid in ipairs(mids) do
             local record = messages.read(mid)
@@ -28,20 +27,99 @@ local housekeeping = part(function(housekeeping)
         messages.load_holders(lines)
     end
 
+    local function arrive(lane, record)
+        messages.end_delay(lane, record)
+        messages.arrive(lane, record)
+        lanes.touch(lane)
+        if lane.place == IDLE then
+            lanes.place(lane)
+        end
+    end
+
+    -- The lanes of timers.
+    local function lanes_of(timers)
+        local found, names = {}, lanes.names_in(timers)
+        lanes.load(names)
+        for n, name in ipairs(names) do
+            found[#found + 1] = lanes.find(name) or nil
+            if not lanes.find(name) then -- the store lost it
+                writes.set_member(keys.timers, timers[n], false)
+            end
+        end
+        return found
+    end
+
+    -- Of lanes in this order, the first due messages, which are members of `a:N`: at most `share` of
+    -- each, `most` together. A lane without such messages, whose timer was too early, counts as one.
+    local function add_due(due, found, share, most)
+        local last, before = '(D' .. sortable(shard.now + 1), due.count
+        for _, lane in ipairs(found) do
+            if due.count - before >= most then
+                break
+            end
+            local members = call('ZRANGE', lanes.key_of('a', lane), '[D', last, 'BYLEX', 'LIMIT', 0,
+                share)
+            for _, member in ipairs(members) do
+                due.members[#due.members + 1], due.lane_of[member] = member, lane
+            end
+            due.lanes[#due.lanes + 1] = lane
+            due.count = due.count + max(#members, 1)
+        end
+    end
+
+    local function arrive_all(due)
+        local mids = {}
+        table.sort(due.members)
+        for n, member in ipairs(due.members) do
+            mids[n] = unpack_from('>I7', member, 9)
+        end
+        load_messages(mids)
+        for n, member in ipairs(due.members) do
+            local record = messages.read(mids[n])
+            if record then
+                arrive(due.lane_of[member], record)
+            else -- the store lost it; the doctor reports it
+                writes.set_member(lanes.key_of('a', due.lane_of[member]), member, false)
+            end
+        end
+        for _, lane in ipairs(due.lanes) do
+            if lane.delayed > 0 then
+                messages.move_timer(lane)
+            end
+        end
+    end
+
+    -- Delayed messages whose time has come arrive. Lanes share the budget. If more lanes have such
+    -- messages, half of it is for those that have waited longest, half for the latest ones, which
+    -- do not wait until a flood before them is handled. Returns whether there are more.
+    local function come_due(budget)
+        local is_flood = false
+        while true do
+            local timers = call('ZRANGE', keys.timers, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0,
+                max(budget, 1))
+            if not timers[1] or budget <= 0 or is_flood then
+                return timers[1] ~= nil
+            end
+            local due, half = { members = {}, lane_of = {}, lanes = {}, count = 0 },
+                floor(budget / 2)
+            is_flood = #timers == budget
+            add_due(due, lanes_of(timers), is_flood and 1 or floor(budget / #timers),
+                is_flood and budget - half or budget)
+            if is_flood then
+                add_due(due, lanes_of(call('ZRANGE', keys.timers, shard.now, '-inf', 'BYSCORE',
+                    'REV', 'LIMIT', 0, half)), LATEST_AT_ONCE, half)
+            end
+            arrive_all(due)
+            budget = budget - due.count
+        end
+    end
+
     local function happen(event)
         local mid, kind = unpack_from('>I7', event, 2), sub(event, 1, 1)
         writes.set_member(keys.due, event, false)
         local record = messages.read(mid)
         if not record then -- the store lost it; the doctor reports it
             return
-        elseif kind == DUE then
-            local lane = lanes.find(record.lane)
-            messages.end_delay(lane, record)
-            messages.arrive(lane, record)
-            lanes.touch(lane)
-            if lane.place == IDLE then
-                lanes.place(lane)
-            end
         elseif kind == EXPIRES then
             local lane = lanes.find(record.lane)
             messages.end_for_good(lane, record)
@@ -66,12 +144,12 @@ local housekeeping = part(function(housekeeping)
                 end
                 return due[1] ~= nil
             end
-            local page = {}
+            local page, mids = {}, {}
             for n, event in ipairs(due) do
                 if sub(event, 1, 1) == LEASES_END then
                     break
                 end
-                page[n] = event
+                page[n], mids[n] = event, unpack_from('>I7', event, 2)
             end
             if not page[1] then
                 local at = tonumber(call('ZSCORE', keys.due, due[1]))
@@ -79,7 +157,7 @@ local housekeeping = part(function(housekeeping)
                 left, leases_left = left - ended, leases_left - seen
                 had_settled_one = had_settled_one or (seen == 1 and ended == 0)
             end
-            load_messages(page)
+            load_messages(mids)
             for _, event in ipairs(page) do
                 if left > 0 and not writes.is_removed(keys.due, event) then
                     happen(event)
@@ -126,7 +204,8 @@ local housekeeping = part(function(housekeeping)
 
     -- Process what is due, at most so many of each kind. Returns whether something is left.
     function housekeeping.run(budget)
-        local more = events(budget)
+        local more = come_due(budget)
+        more = events(budget) or more
         ids.forget_finished(budget)
         merging.forget_edges(budget)
         housekeeping.sweep(budget)

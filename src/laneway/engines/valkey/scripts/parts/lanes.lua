@@ -387,6 +387,11 @@ lanes = part(function(lanes)
 
     local STAYS = '\0' -- as an index: it waits at a gate, and its turn there does not change
 
+    -- The lane in indexes.
+    function lanes.member(lane)
+        return pack('>I7c0', lane.number, lane.name)
+    end
+
     -- Call before a change of place, wake, tier queue or virtual time: remembers the index.
     function lanes.before_move(lane)
         if not lane.index and lane.place == AT_GATE then
@@ -448,7 +453,7 @@ lanes = part(function(lanes)
         local index, score = index_of(lane)
         local before = lane.index
         if before ~= index or (index ~= NOWHERE and score ~= lane.score) then
-            local member = pack('>I7c0', lane.number, lane.name)
+            local member = lanes.member(lane)
             if before ~= NOWHERE and before ~= index then
                 writes.set_member(before, member, false)
             end
@@ -810,8 +815,15 @@ lanes = part(function(lanes)
     end
 
     function lanes.wake(most)
-        return lanes.place_all(lanes.names_in(call('ZRANGE', keys.asleep, '-inf', shard.now,
-            'BYSCORE', 'LIMIT', 0, most))) == most
+        local due, half = call('ZRANGE', keys.asleep, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0,
+            most), floor(most / 2)
+        if #due == most and half > 0 then -- the latest ones do not wait until a flood is handled
+            for n, member in ipairs(call('ZRANGE', keys.asleep, shard.now, '-inf', 'BYSCORE', 'REV',
+                'LIMIT', 0, half)) do
+                due[most - half + n] = member
+            end
+        end
+        return lanes.place_all(lanes.names_in(due)) == most
     end
 
     -- The lanes' names between two names, in order.

@@ -3,7 +3,7 @@
 -- States, the keys that have a message of that state, and the states that may follow:
 --
 --   READY    list q:N or the lane's `latest`, if plain; else z:N    → leased, DELAYED, DEAD, gone
---   DELAYED  a:N, and an event in `due`                             → READY, PARKED, DEAD, gone
+--   DELAYED  a:N twice, by rank and by time; its lane in `timers`   → READY, PARKED, DEAD, gone
 --   PARKED   a:N, and k:LINE of its serial key or p:SLOT                     → READY, DEAD, gone
 --   leased   hash l; the record's state stays READY                 → any of these, gone (acked)
 --   DEAD     dead, dead:TOPIC, dead_topics, and an event in `due`   → READY, DELAYED, gone
@@ -25,7 +25,7 @@
 local READY, DELAYED, PARKED, DEAD = 0, 1, 2, 3
 local NO, HOLD, YIELD = 0, 1, 2 -- serial
 local RICH, PLAIN = 77, 80      -- the bytes with which records begin: "M", "P"
-local LEASES_END, DUE, EXPIRES, RETENTION_ENDS = '1', '2', '3', '4'
+local LEASES_END, EXPIRES, RETENTION_ENDS = '1', '3', '4'
 local FOREVER = -1              -- dedupe
 -- minus the number: the position of messages `at_front`, the last one first
 local FRONT = 2 ^ 53
@@ -315,6 +315,11 @@ local messages = part(function(messages)
         return state .. member_of(record.rank, record.since, record.seq, record.mid)
     end
 
+    -- The second member of a delayed message there: in the order of due times.
+    local function place_by_time(record)
+        return pack('>c1I7I7', 'D', record.since, record.mid)
+    end
+
     function messages.goes_before(one, other)
         if one.rank ~= other.rank then
             return one.rank < other.rank
@@ -422,6 +427,17 @@ local messages = part(function(messages)
 
     -- Waiting
 
+    local function begin_delay(lane, record)
+        local timer, aside = lanes.member(lane), lanes.key_of('a', lane)
+        local first = lane.delayed > 0 and writes.score(keys.timers, timer)
+        if not first or record.since < first then
+            writes.set_member(keys.timers, timer, record.since)
+        end
+        lane.delayed = lane.delayed + 1
+        writes.set_member(aside, place_aside(record, 'd'), 0)
+        writes.set_member(aside, place_by_time(record), 0)
+    end
+
     -- Let the message wait: delayed, if its `since` is in the future, else it arrives. New messages
     -- of its merge key join it, unless `collects` is false.
     function messages.begin_waiting(lane, record, collects)
@@ -438,9 +454,7 @@ local messages = part(function(messages)
         index_out_of_sequence(lane, 0, record)
         if record.since > shard.now then
             record.state = DELAYED
-            lane.delayed = lane.delayed + 1
-            writes.set_member(keys.due, DUE .. sortable(record.mid), record.since)
-            writes.set_member(lanes.key_of('a', lane), place_aside(record, 'd'), 0)
+            begin_delay(lane, record)
             messages.mirror(lane, record, 'd')
         else
             messages.arrive(lane, record)
@@ -508,10 +522,20 @@ local messages = part(function(messages)
         key_limits.leave(lane, record)
     end
 
+    -- The timer stays while others are delayed: housekeeping moves it to the first of them.
     function messages.end_delay(lane, record)
         lane.delayed = lane.delayed - 1
-        writes.set_member(keys.due, DUE .. sortable(record.mid), false)
+        if lane.delayed == 0 then
+            writes.set_member(keys.timers, lanes.member(lane), false)
+        end
         writes.set_member(lanes.key_of('a', lane), place_aside(record, 'd'), false)
+        writes.set_member(lanes.key_of('a', lane), place_by_time(record), false)
+    end
+
+    -- Move the timer of a lane to its first delayed message.
+    function messages.move_timer(lane)
+        local first = call('ZRANGE', lanes.key_of('a', lane), '[D', '(E', 'BYLEX', 'LIMIT', 0, 1)[1]
+        writes.set_member(keys.timers, lanes.member(lane), first and unpack_from('>I7', first, 2))
     end
 
     -- Whether the message is in the index of its state.
@@ -519,8 +543,14 @@ local messages = part(function(messages)
         if record.state == READY then
             return call('ZSCORE', lanes.key_of('z', lane), place_of(record)) ~= false
         end
-        return call('ZSCORE', lanes.key_of('a', lane), place_aside(record, record.state == DELAYED
-            and 'd' or 'p')) ~= false
+        local aside = lanes.key_of('a', lane)
+        if record.state == PARKED then
+            return call('ZSCORE', aside, place_aside(record, 'p')) ~= false
+        end
+        local timer = writes.score(keys.timers, lanes.member(lane))
+        return timer and timer <= record.since
+            and call('ZSCORE', aside, place_aside(record, 'd')) ~= false
+            and call('ZSCORE', aside, place_by_time(record)) ~= false
     end
 
     -- The message with a serial key, and whether it is leased; nil: none has it.

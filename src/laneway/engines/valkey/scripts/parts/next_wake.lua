@@ -8,8 +8,8 @@ local next_wake = part(function(next_wake)
     end
 
     local function of_events()
-        return earlier(earlier(earlier(earlier(nil, keys.due), keys.asleep), keys.gate_wakes),
-            keys.key_wakes)
+        return earlier(earlier(earlier(earlier(earlier(nil, keys.due), keys.timers), keys.asleep),
+            keys.gate_wakes), keys.key_wakes)
     end
 
     -- The time of the next event, or when a lane is forgotten; nil: none.

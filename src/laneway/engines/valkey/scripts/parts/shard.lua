@@ -42,7 +42,7 @@
 --   m                   message's number → its record, see messages.lua
 --   q:N                 lane N: numbers of plain messages, a list, see plain.lua
 --   z:N                 lane N: other ready messages, in order
---   a:N                 lane N: messages aside (delayed, parked)
+--   a:N                 lane N: messages aside (delayed, parked), see messages.lua
 --   o:N                 lane N: numbers that are out of sequence, for the cursors
 --   t:TOPIC, folded, folded_bytes    messages, names and bytes of topics in buckets
 --   b:N, j:N, w:N       message N: further bodies, joined ids, signals received
@@ -52,7 +52,8 @@
 --   keys, k:LINE        serial key → its first message; messages parked behind it
 --   merge, edges        merge key → the waiting message; when a leading window ends
 --   l                   message's number → its lease, see settling.lua
---   due                 events by time: ends of leases, due times, expiry, end of retention
+--   due                 events by time: ends of leases, expiry, end of retention
+--   timers              lanes with delayed messages by a time before which none of them is due
 --   dead, dead:TOPIC, dead_topics    dead letters
 --   o:NAME, n:NAME, f:NAME, g:ID    outcome, progress and followers of messages, see results.lua
 --   waiters:POOL, choosy:POOL, arrivals:POOL   channels of waiting workers, see wakeup.lua
@@ -67,7 +68,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 26
+local LAYOUT = 27
 
 local POLICY_PAGE = 250  -- lanes that a change of policy places again at once, in all shards
 local INLINE = 16        -- the most messages in a lane's own record

@@ -32,6 +32,15 @@ local writes = part(function(writes)
         return members[name] ~= nil and members[name][member] == false
     end
 
+    -- The score of a member, or false.
+    function writes.score(name, member)
+        local score = members[name] and members[name][member]
+        if score == nil then
+            score = tonumber(run('ZSCORE', name, member) or nil)
+        end
+        return score or false
+    end
+
     local function write_members(name)
         local scores = members[name]
         local one, score_of_one = next(scores)

@@ -1,0 +1,61 @@
+"""Many messages that are due at one time, or many topics that wake then, delay no others."""
+
+from __future__ import annotations
+
+from laneway.message import Draft
+from laneway.testing.engine_driver import EngineDriver
+from laneway.units import SECOND
+
+MANY = 1500
+"""More than one call handles."""
+
+
+def put_each(driver: EngineDriver, topics: int, *bodies: str, delay_us: int = 0) -> None:
+    """Publish these messages to each of so many topics, all in one call."""
+    driver.engine.put(
+        [
+            Draft(f"many.{n}", body.encode(), delay_us=delay_us)
+            for n in range(topics)
+            for body in bodies
+        ],
+        now_us=driver.now,
+    )
+
+
+def test_many_messages_of_a_topic(driver: EngineDriver) -> None:
+    """Lanes with due messages share what a call handles."""
+    driver.put("many", *map(str, range(MANY)), delay_us=SECOND)
+    driver.put("other", "x", delay_us=SECOND)
+    assert driver.bodies(1, after=1, topics=["other"]) == ["x"]
+
+
+def test_many_topics(driver: EngineDriver) -> None:
+    """A message that is due later does not wait until all earlier ones have arrived."""
+    put_each(driver, MANY, "m", delay_us=SECOND)
+    driver.put("other", "1", "2", "3", delay_us=SECOND + 1)
+    assert driver.bodies(after=1.001, topics=["other"]) == ["1", "2", "3"]
+    delivered = 0
+    while bodies := driver.run():
+        delivered += len(bodies)
+    assert delivered == MANY
+
+
+def test_many_topics_with_several_messages(driver: EngineDriver) -> None:
+    put_each(driver, MANY // 2, "1", "2", "3", delay_us=SECOND)
+    driver.put("other", "1", "2", "3", delay_us=SECOND + 1)
+    assert driver.bodies(after=1.001, topics=["other"]) == ["1", "2", "3"]
+    delivered = 0
+    while bodies := driver.run():
+        delivered += len(bodies)
+    assert delivered == 3 * (MANY // 2)
+
+
+def test_many_topics_wake(driver: EngineDriver) -> None:
+    """The same of topics that a rate has held back."""
+    driver.policy("*", rate=1, burst=1)
+    put_each(driver, MANY, "1", "2")
+    assert len(driver.run(MANY)) == MANY
+    driver.later(0.001)
+    driver.put("other", "1", "2")
+    assert driver.run(topics=["other"]) == ["1"]
+    assert driver.bodies(after=1, topics=["other"]) == ["2"]
