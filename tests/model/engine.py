@@ -57,6 +57,9 @@ from tests.model.state import (
 
 LATEST_AT_ONCE = 8
 
+Event = tuple[int, int, int, Callable[[Any], None], Any]
+"""(time, kind, number, function, its argument)"""
+
 _ANSWERS_AT_MOST_ONCE: dict[str, SettlementAnswer] = {"ack": "acked", "dead": "died"}
 
 
@@ -72,16 +75,17 @@ class Engine(Lanes):
 
     def _housekeeping(self, budget: int) -> None:
         """
-        Let due messages arrive, handle events one by one, wake gates and lanes, forget idle lanes.
+        Due messages arrive, leases run out, events happen, gates and lanes wake, idle lanes go.
 
         At most `budget` of each.
         """
         self._come_due(budget)
-        for _ in range(budget):
-            event = self._next_event()
-            if event is None or event[0] > self.now:
-                break
-            event[3](event[4])
+        for next_one in (self._next_lease_end, self._next_event):
+            for _ in range(budget):
+                event = next_one()
+                if event is None or event[0] > self.now:
+                    break
+                event[3](event[4])
         for of_key, key in first_of(
             budget,
             [
@@ -110,21 +114,21 @@ class Engine(Lanes):
         ):
             self._forget(lane)
 
-    def _next_event(self) -> tuple[int, int, int, Callable[[Any], None], Any] | None:
-        """
-        The next event: (time, kind, number, function, its argument).
-
-        Events are ordered by time, then kind, then fence or handle.
-        """
-        events: list[tuple[int, int, int, Callable[[Any], None], Any]] = [
+    def _next_lease_end(self) -> Event | None:
+        ends: list[Event] = [
             (lease.deadline, 1, lease.fence, self._lease_ran_out, lease)
             for lease in self.leases.values()
         ]
+        return min(ends, key=lambda event: event[:3], default=None)
+
+    def _next_event(self) -> Event | None:
+        """The next event, ordered by time, then kind, then handle."""
+        events: list[Event] = []
         for message in self.messages:
             if message.state == "waiting" and message.expires is not None:
-                events.append((message.expires, 3, message.handle, self._expire_waiting, message))
+                events.append((message.expires, 1, message.handle, self._expire_waiting, message))
             if message.death is not None:
-                events.append((message.death.until, 4, message.handle, self._delete_dead, message))
+                events.append((message.death.until, 2, message.handle, self._delete_dead, message))
         return min(events, key=lambda event: event[:3], default=None)
 
     def _lanes_to_wake(self, place: str) -> list[Lane]:
@@ -140,8 +144,8 @@ class Engine(Lanes):
 
         An engine may also answer a deadline that a lease had before it was settled or extended.
         """
-        event = self._next_event()
-        times = [event[0] if event is not None else None]
+        events = [self._next_lease_end(), self._next_event()]
+        times = [event[0] if event is not None else None for event in events]
         times += [lane.timer for lane in self.lanes.values() if self._delayed(lane)]
         times += [lane.wake for lane in self.lanes.values() if lane.place in ("asleep", "idle")]
         times += [gate.wake for gate in self.gates.values()]
@@ -615,17 +619,22 @@ class Engine(Lanes):
         now_us: int | None = None,
     ) -> Batch:
         self.now = self._time(now_us)
-        self._housekeeping(housekeeping_of_lease(n))
         startable = n if startable is None else startable
-        call = Call(startable, record_start, max_lease_us, priorities, holder)
-        if topics is None:
-            self._serve_pool(call, pool, n)
-            self._mix(call)
-        else:
-            self._serve_topics(call, topics, pool, n)
-        for lane in call.visited:
-            self._place(lane, was_visited=True)
-        return Batch(call.leases, self.now, self._next_wake())
+        left = HOUSEKEEPING_LIMIT
+        while True:
+            self._housekeeping(housekeeping_of_lease(n))
+            left -= housekeeping_of_lease(n)
+            call = Call(startable, record_start, max_lease_us, priorities, holder)
+            if topics is None:
+                self._serve_pool(call, pool, n)
+                self._mix(call)
+            else:
+                self._serve_topics(call, topics, pool, n)
+            for lane in call.visited:
+                self._place(lane, was_visited=True)
+            wake = self._next_wake()
+            if call.leases or wake != self.now or left <= 0:
+                return Batch(call.leases, self.now, wake)
 
     def _serve_pool(self, call: Call, pool: str, room: int) -> None:
         """

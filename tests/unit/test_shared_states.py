@@ -21,7 +21,7 @@ NOW = 1_000_000_000
     [
         ("lanes", ("IDLE", "RUNNABLE", "ASLEEP", "AT_GATE", "FULL", "PAUSED")),
         ("messages", ("READY", "DELAYED", "PARKED", "DEAD")),
-        ("messages", ("LEASES_END", "EXPIRES", "RETENTION_ENDS")),
+        ("messages", ("EXPIRES", "RETENTION_ENDS")),
     ],
 )
 def test_lua_has_the_same_numbers(part: str, names: tuple[str, ...]) -> None:

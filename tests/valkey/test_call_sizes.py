@@ -160,7 +160,7 @@ def test_a_lease_passes_over_few_settled_ones(engine: FullEngine, calls: Calls) 
     calls.leases = 0
     found = engine.lease(2, now_us=now + 3_600 * second).leases
     assert [lease.id for lease in found] == [held.id]
-    assert calls.leases > 2
+    assert calls.leases > 1
 
 
 def test_small_calls_of_a_lease_visit_as_one(engine: FullEngine, calls: Calls) -> None:

@@ -434,18 +434,8 @@ ALTER TABLE message ALTER body SET STORAGE EXTERNAL;
     f"ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0,"
     " autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);\n"
     for table in (
-        *(
-            "shard",
-            "tier_queue",
-            "lane",
-            "message",
-            "ready",
-            "lease",
-            "event",
-            "timer",
-            "gate",
-            "parked",
-        ),
+        *("shard", "tier_queue", "lane", "message", "ready", "lease", "lease_end", "event"),
+        *("timer", "gate", "parked"),
         *KEYED,
     )
 )

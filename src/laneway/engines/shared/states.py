@@ -77,7 +77,7 @@ PLACE_NAMES: dict[int, LaneState] = {
 }
 """As `TopicStats.state` has them."""
 
-LEASES_END, EXPIRES, RETENTION_ENDS = 1, 3, 4
+EXPIRES, RETENTION_ENDS = 1, 2
 """Kinds of events: what housekeeping does at a time."""
 
 HOLD, YIELD = 1, 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from laneway.engines.base import Check
 from laneway.engines.shared.doctor import disagreement, finding, unhandled
-from laneway.engines.shared.states import DEAD, DELAYED, LEASES_END, PARKED, READY
+from laneway.engines.shared.states import DEAD, DELAYED, PARKED, READY
 from laneway.engines.sql import key_limits, messages, views
 from laneway.engines.sql.rows import ANY_RANK, NO_RANK, Lane
 from laneway.engines.sql.transaction import Transaction
@@ -95,8 +95,8 @@ def _restore(tx: Transaction, mid: int) -> None:
 def _leases_without_end(tx: Transaction, *, repair: bool = False) -> Check:
     endless = tx.all("check_leases", MOST)
     if repair:
-        tx.expect_event(tx.now)
-        tx.run_many("event_insert", [(tx.now, LEASES_END, fence, fence) for (fence,) in endless])
+        tx.expect_lease_end(tx.now)
+        tx.run_many("lease_end_insert", [(tx.now, fence, fence) for (fence,) in endless])
     return disagreement("leases", len(endless), repair=repair)
 
 
@@ -167,8 +167,8 @@ def _positions(tx: Transaction, *, repair: bool = False) -> Check:
             tx.touch(lane)
     if repair and others:
         shard = tx.shard
-        shard.first_event = shard.first_timer = shard.first_asleep = shard.first_idle = 0
-        shard.first_wake = shard.first_sweep = 0
+        shard.first_event = shard.first_end = shard.first_timer = shard.first_asleep = 0
+        shard.first_idle = shard.first_wake = shard.first_sweep = 0
         tx.run("gate_entries_begin")
         tx.run("serial_keys_begin", NO_RANK)
         tx.run("key_states_begin", NO_RANK)

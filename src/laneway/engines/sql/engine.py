@@ -362,7 +362,9 @@ class SqlQueue(Waits):
         now_us: int | None = None,
     ) -> Batch:
         wanted = Wanted.of(only, without, tiers, priorities)
+        left = HOUSEKEEPING_LIMIT
         while True:
+            left -= housekeeping_of_lease(n)
             batch, goes_on = self._lease(
                 n,
                 pool,
@@ -374,7 +376,8 @@ class SqlQueue(Waits):
                 holder=holder,
                 now_us=now_us,
             )
-            if batch.leases or not goes_on:
+            is_behind = left > 0 and batch.next_wake_us == batch.now_us
+            if batch.leases or not (goes_on or is_behind):
                 return batch
 
     def _lease(

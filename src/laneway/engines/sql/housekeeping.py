@@ -14,7 +14,6 @@ from laneway.engines.shared.states import (
     DEAD,
     EXPIRES,
     IDLE,
-    LEASES_END,
     RETENTION_ENDS,
 )
 from laneway.engines.sql import key_limits, messages, settling
@@ -25,7 +24,7 @@ from laneway.policy import matches
 
 LEASE_ENDS_AHEAD = 100
 """
-How many of the next events are examined when leases' ends are due. Most leases were settled long
+How many of the next ends of leases are examined when some are due. Most leases were settled long
 before; without this, each such end would wake an idle worker.
 """
 
@@ -44,17 +43,19 @@ def run(tx: Transaction, budget: int) -> None:
     transaction.
     """
     shard, now = tx.shard, tx.now
-    event, timer, asleep, idle, key, *others = (
+    event, end, timer, asleep, idle, key, *others = (
         NONE if first is None else first for first in tx.one(*due(shard))
     )
     # What this transaction has not written yet lowers these when it is written.
-    shard.first_event, shard.first_timer = event, timer
+    shard.first_event, shard.first_end, shard.first_timer = event, end, timer
     shard.first_asleep, shard.first_idle = asleep, idle
     shard.first_wake = wake = min(key, *others)
-    if shard.first_sweep == NONE and min(event, timer, asleep, idle, wake) > now:
+    if shard.first_sweep == NONE and min(event, end, timer, asleep, idle, wake) > now:
         return
     if timer <= now:
         _come_due(tx, budget)
+    if end <= now:
+        _lease_ends(tx, budget)
     _events(tx, budget)
     sweep(tx, budget)
     if key <= now:
@@ -129,59 +130,57 @@ def _first_due(
     return due
 
 
-def _events(tx: Transaction, budget: int) -> None:
-    left, had_lease_end = budget, False
-    while left > 0 and (page := tx.all("events_due", tx.shard.first_event, tx.now, left)):
-        had_lease_end |= any(kind == LEASES_END for _, kind, _, _ in page)
-        left -= _apply(tx, page, left)
-    if had_lease_end:
+def _lease_ends(tx: Transaction, budget: int) -> None:
+    left, had_one = budget, False
+    while left > 0 and (page := tx.all("lease_ends_due", tx.shard.first_end, tx.now, left)):
+        had_one = True
+        left -= _end_leases(tx, page, left)
+    if had_one:
         tx.run("lease_ends_forget", tx.now, LEASE_ENDS_AHEAD)
+
+
+def _end_leases(tx: Transaction, page: list[Any], left: int) -> int:
+    """Leases run out in the order of their deadlines. Stops early where a new one is between."""
+    done = 0
+    tx.lease_ends.first_new = (NONE,)
+    with_leases = {
+        first for (first,) in tx.all_rows("leases_left", [(first, last) for _, first, last in page])
+    }
+    for at, first, last in page:
+        if done >= left or tx.lease_ends.first_new < (at, first):
+            break
+        tx.lease_ends.delete(at, first)
+        if first in with_leases:
+            done += settling.expire_leases(tx, first, last, at, left - done)
+    return done
+
+
+def _events(tx: Transaction, budget: int) -> None:
+    left = budget
+    while left > 0 and (page := tx.all("events_due", tx.shard.first_event, tx.now, left)):
+        _load_events(tx, page)
+        for at, kind, mid in page:
+            if tx.events.is_deleted(at, kind, mid):
+                continue  # by an earlier event
+            tx.events.delete(at, kind, mid)
+            left -= 1
+            if kind == EXPIRES:
+                _expires(tx, mid)
+            elif kind == RETENTION_ENDS:
+                messages.delete_dead(tx, mid)
     for name in ("idents_forget", "edges_forget", "kept_forget"):
         tx.run(name, tx.shard.first_wake, tx.now, budget)
 
 
-def _apply(tx: Transaction, page: list[Any], left: int) -> int:
-    """
-    Apply events in their order; stop early where a new event comes between them. Returns how many
-    messages and leases were changed.
-    """
-    done = 0
-    tx.events.first_new = (NONE,)
-    _load_events(tx, page)
-    with_leases = _batches_with_leases(tx, page)
-    for at, kind, a, b in page:
-        if done >= left or tx.events.first_new < (at, kind, a):
-            break
-        if tx.events.is_deleted(at, kind, a):
-            continue  # by an earlier event
-        tx.events.delete(at, kind, a)
-        if kind == LEASES_END:
-            done += settling.expire_leases(tx, a, b, at, left - done) if a in with_leases else 0
-            continue
-        done += 1
-        if kind == EXPIRES:
-            _expires(tx, a)
-        elif kind == RETENTION_ENDS:
-            messages.delete_dead(tx, a)
-    return done
-
-
-def _batches_with_leases(tx: Transaction, page: list[Any]) -> set[int]:
-    """Of the batches of leases whose deadline has come: those that have leases, by first fence."""
-    batches = [(a, b) for _, kind, a, b in page if kind == LEASES_END]
-    return {fence for (fence,) in tx.all_rows("leases_left", batches)}
-
-
 def _load_events(tx: Transaction, page: list[Any]) -> None:
     """Read the rows that these events need, all of one table in one statement."""
-    rows = _load(tx, [a for _, kind, a, _ in page if kind != LEASES_END])
-    if rows:
-        tx.merge_keys.load(
-            (row.lane, row.mkey) for row in rows if row.mkey is not None and row.state != DEAD
-        )
-        tx.dead_letters.load((row.mid,) for row in rows if row.state == DEAD)
-        tx.parts.load(row.mid for row in rows if row.parts)
-        tx.idents.load_joined(row.mid for row in rows if row.joined)
+    rows = _load(tx, [mid for _, _, mid in page])
+    tx.merge_keys.load(
+        (row.lane, row.mkey) for row in rows if row.mkey is not None and row.state != DEAD
+    )
+    tx.dead_letters.load((row.mid,) for row in rows if row.state == DEAD)
+    tx.parts.load(row.mid for row in rows if row.parts)
+    tx.idents.load_joined(row.mid for row in rows if row.joined)
 
 
 def _load(tx: Transaction, mids: list[int]) -> list[Row]:

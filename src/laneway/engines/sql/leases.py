@@ -57,7 +57,7 @@ def extend(tx: Transaction, leases: Sequence[tuple[int, int]], by_us: int) -> li
     """
     Move deadlines to at least now + `by_us`; answers which of the (handle, fence) are held.
 
-    The batch's event stays where it is: when it is due it finds later deadlines and moves there.
+    The batch's end stays where it is: when it is due it finds later deadlines and moves there.
     """
     held = by_fence(tx, (fence for _, fence in leases))
     until = tx.now + by_us

@@ -42,7 +42,7 @@ from laneway.engines.shared.gates import UNLIMITED
 from laneway.engines.shared.naming import lane_names
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.size_classes import AGE_SHIFT
-from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, RUNNABLE
+from laneway.engines.shared.states import AT_GATE, EXPIRES, RUNNABLE
 from laneway.engines.sql import gate_order, key_limits, messages
 from laneway.engines.sql.gate_lines import GateLine, GateLines
 from laneway.engines.sql.lane_cache import LaneCache
@@ -1429,7 +1429,7 @@ class _Deliveries:
         if fence > first:
             if lane.ready:
                 lane.old = waited[-1] >> AGE_SHIFT
-            # One event is written for each deadline.
+            # One end is written for each deadline.
             self._deadlines.setdefault(deadline, [first + 1, fence])[1] = fence
             shard.fence = fence
             shard.leased += fence - first
@@ -1450,10 +1450,10 @@ class _Deliveries:
         if self._leases:
             tx.connection.add_rows("lease", self._leases)
         if self._deadlines:
-            tx.expect_event(min(self._deadlines))
+            tx.expect_lease_end(min(self._deadlines))
         tx.run_rows(
-            "event_insert",
-            [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()],
+            "lease_end_insert",
+            [(at, first, last) for at, (first, last) in self._deadlines.items()],
         )
         for waited, is_noisy in ((self._waited, False), (self._waited_noisy, True)):
             for number, since in waited.items():

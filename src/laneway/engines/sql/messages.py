@@ -84,7 +84,7 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
     if tx.backlogs and (backlog := tx.backlogs.get(topic_of(row, lane))) is not None:
         backlog.came(row, size)
     if row.expires is not None:
-        tx.events.put((row.expires, EXPIRES, row.mid), 0)
+        tx.events.put((row.expires, EXPIRES, row.mid))
     if row.mkey is not None and collects:
         tx.merge_keys.put((lane.lane, row.mkey), row.mid)
     if row.since > tx.now:
@@ -383,7 +383,7 @@ def bury(tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None) 
     row.lane = 0  # its lane may be forgotten; a dead letter belongs to its topic
     tx.messages.save(row)
     tx.dead_letters.put((row.mid,), topic, tx.now, until, reason, error)
-    tx.events.put((until, RETENTION_ENDS, row.mid), 0)
+    tx.events.put((until, RETENTION_ENDS, row.mid))
     tx.shard.dead += 1
     tx.letters[topic] = tx.letters.get(topic, 0) + 1
     dead_letter_ended(tx, row, topic, reason)

@@ -201,7 +201,7 @@ def _bury(tx: Transaction, lane: Lane, row: Row, death: tuple[int, int, str, str
     messages.bury(tx, lane, row, reason, error)
     usual = tx.now + tx.policy(messages.topic_of(row, lane)).dead_ttl
     tx.events.delete(usual, RETENTION_ENDS, row.mid)
-    tx.events.put((until, RETENTION_ENDS, row.mid), 0)
+    tx.events.put((until, RETENTION_ENDS, row.mid))
     tx.run("dead_set", died, until, row.mid)
 
 

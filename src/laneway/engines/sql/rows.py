@@ -452,6 +452,7 @@ class Shard:
     lanes: int
     own: int
     first_event: int
+    first_end: int
     first_timer: int
     first_asleep: int
     first_idle: int
@@ -460,13 +461,14 @@ class Shard:
     tallies: Any  # bytes, see tallies.py; None: nothing was counted
 
     @property
-    def firsts(self) -> tuple[int, int, int, int, int]:
+    def firsts(self) -> tuple[int, ...]:
         """
-        Before these times there is no event, no timer, no lane that is asleep, no idle lane, and
-        nothing of what `first_wake` is for.
+        Before these times there is no event, no end of leases, no timer, no lane that is asleep, no
+        idle lane, and nothing of what `first_wake` is for.
         """
         return (
             self.first_event,
+            self.first_end,
             self.first_timer,
             self.first_asleep,
             self.first_idle,

@@ -8,7 +8,7 @@
 -- A message has two rows while it waits (`message`, appended; `ready`, the order in its lane) and
 -- two while it is leased (`message`; `lease`, appended, because fences grow). Everything else
 -- (keys, merges, own ids, ttls) has tables of its own, which only messages with these features
--- have rows in. The deadlines of a batch of leases are one event. messages.py has a table of the
+-- have rows in. The deadlines of a batch of leases are one row. messages.py has a table of the
 -- rows that each state has.
 --
 -- `first_…`: from where an order is read. A database may keep what was deleted before (PostgreSQL
@@ -38,8 +38,9 @@ CREATE TABLE shard (                     -- one row: counters, and the clock tha
     removed        INTEGER NOT NULL DEFAULT 0,
     lanes          INTEGER NOT NULL DEFAULT 0,
     own            INTEGER NOT NULL DEFAULT 0,  -- topics with own policies; 0: none are read
-    -- no event, no timer, no lane that is asleep, and no idle lane has an earlier time,
+    -- no event, end of leases, timer, lane that is asleep or idle lane has an earlier time,
     first_event    INTEGER NOT NULL DEFAULT 0,
+    first_end      INTEGER NOT NULL DEFAULT 0,
     first_timer    INTEGER NOT NULL DEFAULT 0,
     first_asleep   INTEGER NOT NULL DEFAULT 0,
     first_idle     INTEGER NOT NULL DEFAULT 0,
@@ -387,12 +388,16 @@ CREATE INDEX dead_count_letters ON dead_count (letters);
 
 CREATE TABLE event (                     -- what happens by the clock
     at   INTEGER NOT NULL,
-    -- 1 leases run out (fences a … b) · 3 expires
-    -- 4 retention of a dead letter ends (a: message)
-    kind INTEGER NOT NULL,
-    a    INTEGER NOT NULL,
-    b    INTEGER,
-    PRIMARY KEY (at, kind, a)
+    kind INTEGER NOT NULL,               -- 1 expires · 2 retention of a dead letter ends
+    mid  INTEGER NOT NULL,
+    PRIMARY KEY (at, kind, mid)
+) WITHOUT ROWID;
+
+CREATE TABLE lease_end (                 -- when leases of a batch run out, by its fences
+    at    INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    last  INTEGER NOT NULL,
+    PRIMARY KEY (at, first)
 ) WITHOUT ROWID;
 
 CREATE TABLE timer (                     -- of each lane with delayed messages

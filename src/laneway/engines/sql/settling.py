@@ -28,7 +28,6 @@ from laneway.engines.shared.states import (
     AT_GATE,
     FULL,
     IDLE,
-    LEASES_END,
     RETENTION_ENDS,
 )
 from laneway.engines.sql import key_limits, leases, merging, message_ends, messages, putting, views
@@ -727,7 +726,7 @@ def _suspect(tx: Transaction, lane: Lane, held: Held, row: Row) -> None:
 def expire_leases(tx: Transaction, first: int, last: int, at: int, most: int) -> int:
     """
     End the leases of a batch (fences `first` to `last`) whose deadline is at most `at`, and move
-    the batch's event to its next deadline. Returns how many leases ended.
+    the batch's end to its next deadline. Returns how many leases ended.
     """
     over = [Held(*row) for row in tx.all("leases_ended", first, last, at, most)]
     tx.load_numbers({held.lane for held in over if not held.gone})
@@ -739,5 +738,5 @@ def expire_leases(tx: Transaction, first: int, last: int, at: int, most: int) ->
         _expire_lease(tx, held)
     (deadline,) = tx.one("leases_next_deadline", first, last)
     if deadline is not None:
-        tx.events.put((deadline, LEASES_END, first), last)
+        tx.lease_ends.put((deadline, first), last)
     return len(over)

@@ -234,16 +234,30 @@ class ParkedTable(PlaceTable):
 
 
 class EventTable(Table):
-    """`event`: (time, kind, message or first fence) → (last fence or 0,)."""
+    """`event`: (time, kind, message) → ()."""
 
     def __init__(self, statements: Statements, shard: Shard) -> None:
         super().__init__(statements, "event", 3, write="event_insert", delete="event_delete")
+        self._shard = shard
+
+    def put(self, key: Key, *values: Any) -> None:
+        self._shard.first_event = min(self._shard.first_event, key[0])
+        super().put(key, *values)
+
+
+class LeaseEndTable(Table):
+    """`lease_end`: (time, first fence) → (last fence,)."""
+
+    def __init__(self, statements: Statements, shard: Shard) -> None:
+        super().__init__(
+            statements, "lease_end", 2, write="lease_end_insert", delete="lease_end_delete"
+        )
         self._shard = shard
         self.first_new: Key = (NONE,)
         """The first one that was put since housekeeping has read a page of them."""
 
     def put(self, key: Key, *values: Any) -> None:
-        self._shard.first_event = min(self._shard.first_event, key[0])
+        self._shard.first_end = min(self._shard.first_end, key[0])
         self.first_new = min(self.first_new, key)
         super().put(key, *values)
 

@@ -47,6 +47,7 @@ from laneway.engines.sql.tallies import TallyBook
 from laneway.engines.sql.touched_rows import (
     EventTable,
     IdentTable,
+    LeaseEndTable,
     MessageTable,
     ParkedTable,
     PartTable,
@@ -308,8 +309,13 @@ class Transaction(Statements):
 
     @cached_property
     def events(self) -> EventTable:
-        """(time, kind, message or first fence) → (last fence or 0,)."""
+        """(time, kind, message) → ()."""
         return EventTable(self, self.shard)
+
+    @cached_property
+    def lease_ends(self) -> LeaseEndTable:
+        """(time, first fence) → (last fence,)."""
+        return LeaseEndTable(self, self.shard)
 
     @cached_property
     def timers(self) -> TimerTable:
@@ -392,6 +398,10 @@ class Transaction(Statements):
     def expect_event(self, at: int) -> None:
         """There is an event at this time."""
         self.shard.first_event = min(self.shard.first_event, at)
+
+    def expect_lease_end(self, at: int) -> None:
+        """Leases run out then."""
+        self.shard.first_end = min(self.shard.first_end, at)
 
     def next_seq(self) -> int:
         """Assign the next sequence number."""
@@ -1184,6 +1194,7 @@ class Transaction(Statements):
             s.lanes,
             s.own,
             s.first_event,
+            s.first_end,
             s.first_timer,
             s.first_asleep,
             s.first_idle,

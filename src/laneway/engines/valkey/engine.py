@@ -16,6 +16,7 @@ from msgspec import UNSET
 
 from laneway import subscriptions
 from laneway.engines.base import (
+    HOUSEKEEPING_LIMIT,
     MAX_PASSED_OVER,
     ArrivalListener,
     Capabilities,
@@ -378,7 +379,8 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         has_filter = request.has_filter
         lease_filter = (shard, pool, patterns, request.priorities)
         leases: list[Lease] = []
-        left = housekeeping_of_lease(n)
+        share = left = housekeeping_of_lease(n)
+        others = HOUSEKEEPING_LIMIT - share
         while True:
             room = min(n - len(leases), self._leases.limit)
             # What is left after that waits: the call that delivers does no housekeeping.
@@ -431,6 +433,10 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 records_, runs, bodies, fence, nonce.decode(), space.shards, shard
             )
             leases += page
+            if not leases and wake == now and others > 0:  # what is due was not all handled
+                left = share
+                others -= share
+                continue
             startable -= sum(lease.limited for lease in page)
             if count < room or len(leases) >= n:
                 return Batch(

@@ -1,6 +1,10 @@
-"""Many messages that are due at one time, or many topics that wake then, delay no others."""
+"""Many messages that are due or expire at one time, or topics that wake then, delay no others."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import pytest
 
 from laneway.message import Draft
 from laneway.testing.engine_driver import EngineDriver
@@ -10,14 +14,10 @@ MANY = 1500
 """More than one call handles."""
 
 
-def put_each(driver: EngineDriver, topics: int, *bodies: str, delay_us: int = 0) -> None:
+def put_each(driver: EngineDriver, topics: int, *bodies: str, **options: Any) -> None:
     """Publish these messages to each of so many topics, all in one call."""
     driver.engine.put(
-        [
-            Draft(f"many.{n}", body.encode(), delay_us=delay_us)
-            for n in range(topics)
-            for body in bodies
-        ],
+        [Draft(f"many.{n}", body.encode(), **options) for n in range(topics) for body in bodies],
         now_us=driver.now,
     )
 
@@ -48,6 +48,27 @@ def test_many_topics_with_several_messages(driver: EngineDriver) -> None:
     while bodies := driver.run():
         delivered += len(bodies)
     assert delivered == 3 * (MANY // 2)
+
+
+def test_many_messages_expire(driver: EngineDriver) -> None:
+    """What is leased until then is delivered again."""
+    driver.put("other", "x")
+    (lease,) = driver.lease()
+    driver.put("many", *map(str, range(MANY)), ttl_us=lease.deadline_us - driver.now - 1)
+    driver.now = lease.deadline_us
+    assert driver.bodies(topics=["other"]) == ["x"]
+
+
+@pytest.mark.parametrize("are_one", [True, False])
+def test_many_expired_messages_before_one(driver: EngineDriver, *, are_one: bool) -> None:
+    """A lease of one message passes over expired ones, of its topic and of others."""
+    expired = MANY // 2
+    if are_one:
+        driver.put("many", *map(str, range(expired)), ttl_us=SECOND)
+    else:
+        put_each(driver, expired, "m", ttl_us=SECOND)
+    driver.put("many" if are_one else "other", "x")
+    assert driver.bodies(1, after=1) == ["x"]
 
 
 def test_many_topics_wake(driver: EngineDriver) -> None:

@@ -216,9 +216,9 @@ SELECT m.mid FROM message m
  LIMIT ?;
 
 -- name: check_leases
--- Leases whose deadline has no event.
+-- Leases that do not end.
 SELECT l.fence FROM lease l
- WHERE NOT EXISTS (SELECT 1 FROM event e WHERE e.kind = 1 AND l.fence BETWEEN e.a AND e.b) LIMIT ?;
+ WHERE NOT EXISTS (SELECT 1 FROM lease_end e WHERE l.fence BETWEEN e.first AND e.last) LIMIT ?;
 
 -- name: check_unhandled
 SELECT count(*) FROM note n JOIN message m ON m.mid = n.mid WHERE n.unhandled IS NOT NULL
@@ -250,6 +250,7 @@ SELECT (SELECT count(*) FROM lane l JOIN tier_queue q ON q.tier_queue = l.tier_q
          WHERE l.place = 3 AND l.turn < e.first_turn)
      + (SELECT count(*) FROM sweep w JOIN shard s ON w.number < s.first_sweep)
      + (SELECT count(*) FROM event e JOIN shard s ON e.at < s.first_event)
+     + (SELECT count(*) FROM lease_end e JOIN shard s ON e.at < s.first_end)
      + (SELECT count(*) FROM timer t JOIN shard s ON t.at < s.first_timer)
      + (SELECT count(*) FROM lane l JOIN shard s ON l.place = 2 AND l.wake < s.first_asleep)
      + (SELECT count(*) FROM lane l JOIN shard s ON l.place = 0 AND l.wake < s.first_idle)

@@ -3,16 +3,16 @@
 -- name: shard_read
 SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered,
     done, retried, died, merged,
-       expired, removed, lanes, own, first_event, first_timer, first_asleep, first_idle,
-       first_wake, first_sweep, tallies
+       expired, removed, lanes, own, first_event, first_end, first_timer,
+       first_asleep, first_idle, first_wake, first_sweep, tallies
   FROM shard WHERE one = 1;
 
 -- name: shard_write
 UPDATE shard SET seq = ?, fence = ?, now = ?, policy_version = ?, waiting = ?, bytes = ?,
     leased = ?, dead = ?, published = ?,
        delivered = ?, done = ?, retried = ?, died = ?, merged = ?, expired = ?, removed = ?,
-           lanes = ?, own = ?, first_event = ?, first_timer = ?, first_asleep = ?, first_idle = ?,
-           first_wake = ?, first_sweep = ?, tallies = ?
+           lanes = ?, own = ?, first_event = ?, first_end = ?, first_timer = ?, first_asleep = ?,
+           first_idle = ?, first_wake = ?, first_sweep = ?, tallies = ?
  WHERE one = 1;
 
 -- name: lane_last
@@ -75,26 +75,29 @@ DELETE FROM lane WHERE {row} IN (SELECT {row} FROM lane WHERE place = 0 AND wake
 -- name: next_wake
 SELECT min(at) FROM (
     SELECT (SELECT at FROM event WHERE at >= ?1 ORDER BY at LIMIT 1) AS at
-    UNION ALL SELECT (SELECT at FROM timer WHERE at >= ?2 ORDER BY at LIMIT 1)
-    UNION ALL SELECT (SELECT wake FROM lane WHERE place = 2 AND wake >= ?3 ORDER BY wake LIMIT 1)
-    UNION ALL SELECT (SELECT wake FROM lane WHERE place = 0 AND wake >= ?4 ORDER BY wake LIMIT 1)
-    UNION ALL SELECT (SELECT wake FROM gate WHERE wake >= ?5 ORDER BY wake LIMIT 1)
-    UNION ALL SELECT (SELECT wake FROM key_state WHERE wake >= ?5 ORDER BY wake LIMIT 1)
+    UNION ALL SELECT (SELECT at FROM lease_end WHERE at >= ?2 ORDER BY at LIMIT 1)
+    UNION ALL SELECT (SELECT at FROM timer WHERE at >= ?3 ORDER BY at LIMIT 1)
+    UNION ALL SELECT (SELECT wake FROM lane WHERE place = 2 AND wake >= ?4 ORDER BY wake LIMIT 1)
+    UNION ALL SELECT (SELECT wake FROM lane WHERE place = 0 AND wake >= ?5 ORDER BY wake LIMIT 1)
+    UNION ALL SELECT (SELECT wake FROM gate WHERE wake >= ?6 ORDER BY wake LIMIT 1)
+    UNION ALL SELECT (SELECT wake FROM key_state WHERE wake >= ?6 ORDER BY wake LIMIT 1)
 ) next;
 
 -- name: housekeeping_due
--- When the first event is due, when the first lane's timer is, when the first lane that is asleep
--- wakes, when the first idle one is forgotten, when the first key and gate wake and the first known
--- id, window and result end. One statement instead of one for each kind.
+-- When the first event is due, when the first leases run out, when the first lane's timer is due,
+-- when the first lane that is asleep wakes, when the first idle one is forgotten, when the first
+-- key and gate wake and the first known id, window and result end. One statement instead of one for
+-- each kind.
 SELECT (SELECT at FROM event WHERE at >= ?1 ORDER BY at LIMIT 1),
-       (SELECT at FROM timer WHERE at >= ?2 ORDER BY at LIMIT 1),
-       (SELECT wake FROM lane WHERE place = 2 AND wake >= ?3 ORDER BY wake LIMIT 1),
-       (SELECT wake FROM lane WHERE place = 0 AND wake >= ?4 ORDER BY wake LIMIT 1),
-       (SELECT wake FROM key_state WHERE wake >= ?5 ORDER BY wake LIMIT 1),
-       (SELECT wake FROM gate WHERE wake >= ?5 ORDER BY wake LIMIT 1),
-       (SELECT until FROM ident WHERE until >= ?5 ORDER BY until LIMIT 1),
-       (SELECT until FROM edge WHERE until >= ?5 ORDER BY until LIMIT 1),
-       (SELECT until FROM kept WHERE until >= ?5 ORDER BY until LIMIT 1);
+       (SELECT at FROM lease_end WHERE at >= ?2 ORDER BY at LIMIT 1),
+       (SELECT at FROM timer WHERE at >= ?3 ORDER BY at LIMIT 1),
+       (SELECT wake FROM lane WHERE place = 2 AND wake >= ?4 ORDER BY wake LIMIT 1),
+       (SELECT wake FROM lane WHERE place = 0 AND wake >= ?5 ORDER BY wake LIMIT 1),
+       (SELECT wake FROM key_state WHERE wake >= ?6 ORDER BY wake LIMIT 1),
+       (SELECT wake FROM gate WHERE wake >= ?6 ORDER BY wake LIMIT 1),
+       (SELECT until FROM ident WHERE until >= ?6 ORDER BY until LIMIT 1),
+       (SELECT until FROM edge WHERE until >= ?6 ORDER BY until LIMIT 1),
+       (SELECT until FROM kept WHERE until >= ?6 ORDER BY until LIMIT 1);
 
 -- name: lane_shrink
 -- After acks that do not change the place of the lane.

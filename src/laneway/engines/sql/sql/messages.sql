@@ -61,15 +61,15 @@ DELETE FROM ready WHERE (lane, rank, pos, seq) IN (SELECT * FROM (VALUES (?, ?, 
 DELETE FROM ready WHERE lane = ? AND (rank, pos) >= (?, ?) AND (rank, pos, seq) <= (?, ?, ?);
 
 -- name: event_insert
-INSERT INTO event (at, kind, a, b) VALUES (?, ?, ?, nullif(?, 0)) ON CONFLICT DO NOTHING;
+INSERT INTO event (at, kind, mid) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: retention_ends
 -- The same of several dead letters (JSON list of numbers) at one time.
-INSERT INTO event (at, kind, a) SELECT ?, ?, value FROM {array ?} j WHERE true
+INSERT INTO event (at, kind, mid) SELECT ?, ?, value FROM {array ?} j WHERE true
     ON CONFLICT DO NOTHING;
 
 -- name: event_delete
-DELETE FROM event WHERE (at, kind, a) IN (SELECT * FROM (VALUES (?, ?, ?)));
+DELETE FROM event WHERE (at, kind, mid) IN (SELECT * FROM (VALUES (?, ?, ?)));
 
 -- name: timer_write
 -- A timer that is earlier stays.
@@ -101,15 +101,23 @@ UPDATE timer SET at = coalesce((SELECT d.since FROM message d WHERE d.lane = tim
  WHERE lane IN (SELECT value FROM {array ?} j);
 
 -- name: events_due
-SELECT at, kind, a, b FROM event WHERE at BETWEEN ? AND ? ORDER BY at, kind, a LIMIT ?;
+SELECT at, kind, mid FROM event WHERE at BETWEEN ? AND ? ORDER BY at, kind, mid LIMIT ?;
+
+-- name: lease_end_insert
+INSERT INTO lease_end (at, first, last) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: lease_end_delete
+DELETE FROM lease_end WHERE (at, first) IN (SELECT * FROM (VALUES (?, ?)));
+
+-- name: lease_ends_due
+SELECT at, first, last FROM lease_end WHERE at BETWEEN ? AND ? ORDER BY at, first LIMIT ?;
 
 -- name: lease_ends_forget
--- Of the next events, the ends of leases that are all settled.
-DELETE FROM event WHERE (at, kind, a) IN (
-    SELECT e.at, e.kind, e.a FROM (
-        SELECT at, kind, a, b FROM event WHERE at > ? ORDER BY at, kind, a LIMIT ?
-    ) e WHERE e.kind = 1
-        AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.fence BETWEEN e.a AND e.b));
+-- Of the next ends, those of leases that are all settled.
+DELETE FROM lease_end WHERE (at, first) IN (
+    SELECT e.at, e.first FROM (
+        SELECT at, first, last FROM lease_end WHERE at > ? ORDER BY at, first LIMIT ?
+    ) e WHERE NOT EXISTS (SELECT 1 FROM lease l WHERE l.fence BETWEEN e.first AND e.last));
 
 -- name: serial_keys_read
 SELECT k.lane, k.key, k.head, k.held, k.first_rank, k.first_pos FROM (VALUES (?, ?)) v

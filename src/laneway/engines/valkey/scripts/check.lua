@@ -149,19 +149,16 @@ elseif what == 'messages' then
     end
 else
     local expected = {}
-    for _, member in ipairs(call('ZRANGE', keys.due, '-inf', '+inf', 'BYSCORE', 'LIMIT', 0,
-        FEW_LEASES)) do
-        if string.sub(member, 1, 1) == LEASES_END then
-            for position = 9, #member, 12 do
-                local mid, fence = unpack_from('>I6I6', member, position)
-                expected[text(mid) .. ' ' .. text(fence)] = true
-            end
+    for _, member in ipairs(call('ZRANGE', keys.ends, 0, FEW_LEASES - 1)) do
+        for position = 8, #member, 12 do
+            local mid, fence = unpack_from('>I6I6', member, position)
+            expected[text(mid) .. ' ' .. text(fence)] = true
         end
     end
     local found = page('HSCAN', keys.l)
     for n = 1, #found, 2 do
         local lease = settling.decode(found[n + 1])
-        if not expected[found[n] .. ' ' .. text(lease.fence)] and call('ZCARD', keys.due) <=
+        if not expected[found[n] .. ' ' .. text(lease.fence)] and call('ZCARD', keys.ends) <=
             FEW_LEASES then
             endless = endless + 1
             if repairs then

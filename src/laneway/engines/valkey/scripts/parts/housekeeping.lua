@@ -5,8 +5,8 @@
 
 local housekeeping = part(function(housekeeping)
     local LAST = '\244\143\191\191' -- sorts behind every name
-    -- How many leases a call looks at whose time is over. Most were settled long ago: they are no
-    -- events, but after a burst there are as many of them as it had messages.
+    -- How many leases a call looks at whose time is over. Most were settled long ago; after a burst
+    -- there are as many of them as it had messages.
     local MOST_LEASES = 1000
     -- The maximum of a lane in one call while more lanes are due than the call handles.
     local LATEST_AT_ONCE = 8
@@ -130,38 +130,41 @@ local housekeeping = part(function(housekeeping)
         end
     end
 
-    -- Process events in the order of time. An event may remove later ones, and may cause ones that
-    -- are not due before all of its page; ends of leases cause earlier ones, and are processed one
-    -- by one. Returns whether there are more.
-    local function events(budget)
+    -- Leases run out in the order of their deadlines. Returns whether there are more.
+    local function lease_ends(budget)
         local left, leases_left, had_settled_one = budget, MOST_LEASES, false
         while true do
-            local due = call('ZRANGE', keys.due, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0,
-                max(min(left, PAGE), 1))
-            if not due[1] or left <= 0 or leases_left <= 0 then
+            local at = tonumber(call('ZRANGE', keys.ends, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0,
+                1, 'WITHSCORES')[2])
+            if not at or left <= 0 or leases_left <= 0 then
                 if had_settled_one then
                     settling.forget_ends_ahead()
                 end
+                return at ~= nil
+            end
+            local ended, seen = settling.run_out_at(at, left)
+            left, leases_left = left - ended, leases_left - seen
+            had_settled_one = had_settled_one or (seen == 1 and ended == 0)
+        end
+    end
+
+    -- Process events in the order of time. An event may remove later ones. Returns whether there
+    -- are more.
+    local function events(budget)
+        while true do
+            local due, mids = call('ZRANGE', keys.due, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0,
+                max(min(budget, PAGE), 1)), {}
+            if not due[1] or budget <= 0 then
                 return due[1] ~= nil
             end
-            local page, mids = {}, {}
             for n, event in ipairs(due) do
-                if sub(event, 1, 1) == LEASES_END then
-                    break
-                end
-                page[n], mids[n] = event, unpack_from('>I7', event, 2)
-            end
-            if not page[1] then
-                local at = tonumber(call('ZSCORE', keys.due, due[1]))
-                local ended, seen = settling.run_out_at(at, left)
-                left, leases_left = left - ended, leases_left - seen
-                had_settled_one = had_settled_one or (seen == 1 and ended == 0)
+                mids[n] = unpack_from('>I7', event, 2)
             end
             load_messages(mids)
-            for _, event in ipairs(page) do
-                if left > 0 and not writes.is_removed(keys.due, event) then
+            for _, event in ipairs(due) do
+                if not writes.is_removed(keys.due, event) then
                     happen(event)
-                    left = left - 1
+                    budget = budget - 1
                 end
             end
         end
@@ -205,6 +208,7 @@ local housekeeping = part(function(housekeeping)
     -- Process what is due, at most so many of each kind. Returns whether something is left.
     function housekeeping.run(budget)
         local more = come_due(budget)
+        more = lease_ends(budget) or more
         more = events(budget) or more
         ids.forget_finished(budget)
         merging.forget_edges(budget)

@@ -25,7 +25,7 @@
 local READY, DELAYED, PARKED, DEAD = 0, 1, 2, 3
 local NO, HOLD, YIELD = 0, 1, 2 -- serial
 local RICH, PLAIN = 77, 80      -- the bytes with which records begin: "M", "P"
-local LEASES_END, EXPIRES, RETENTION_ENDS = '1', '3', '4'
+local EXPIRES, RETENTION_ENDS = '1', '2'
 local FOREVER = -1              -- dedupe
 -- minus the number: the position of messages `at_front`, the last one first
 local FRONT = 2 ^ 53

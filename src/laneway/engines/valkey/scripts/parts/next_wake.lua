@@ -7,9 +7,14 @@ local next_wake = part(function(next_wake)
         return at and first and min(at, first) or at or first
     end
 
+    local INDEXES = { 'due', 'ends', 'timers', 'asleep', 'gate_wakes', 'key_wakes' }
+
     local function of_events()
-        return earlier(earlier(earlier(earlier(earlier(nil, keys.due), keys.timers), keys.asleep),
-            keys.gate_wakes), keys.key_wakes)
+        local at
+        for n = 1, #INDEXES do
+            at = earlier(at, keys[INDEXES[n]])
+        end
+        return at
     end
 
     -- The time of the next event, or when a lane is forgotten; nil: none.

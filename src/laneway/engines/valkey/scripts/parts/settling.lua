@@ -12,7 +12,7 @@ local settling = part(function(settling)
     local EIGHT = 'I6I6I6I6I6I6I6I6'
     local ENTRIES_FORMAT = EIGHT .. EIGHT .. EIGHT .. EIGHT .. EIGHT .. EIGHT .. EIGHT .. EIGHT
     local ENDS_AHEAD = 100 -- events examined for ends of settled leases
-    local END_OF_ONE = 20  -- bytes of an event that ends one lease
+    local END_OF_ONE = 19  -- bytes of an event that ends one lease
     -- The least bytes behind fence and lane. A small hash whose values have 64 bytes or less is a
     -- list, which is slow to search.
     local REST_LEAST = 54
@@ -406,28 +406,26 @@ local settling = part(function(settling)
 
     -- `entries`: number and fence of each, flat.
     function settling.expect(deadline, entries)
-        local parts, count = { LEASES_END, sortable(entries[2]) }, #entries
+        local parts, count = { sortable(entries[2]) }, #entries
         for first = 1, count, #ENTRIES_FORMAT / 2 do
             local last = min(first + #ENTRIES_FORMAT / 2 - 1, count)
             parts[#parts + 1] = pack('>' .. sub(ENTRIES_FORMAT, 1, 2 * (last - first + 1)),
                 unpack(entries, first, last))
         end
-        call('ZADD', keys.due, deadline, table.concat(parts))
+        call('ZADD', keys.ends, deadline, table.concat(parts))
     end
 
     -- End the leases of one time's events that have run out, at most so many, by fence. Returns how
     -- many, and how many were looked at, with those that were settled or extended.
     function settling.run_out_at(at, most)
         local entries, mids, held = {}, {}, {}
-        for _, member in ipairs(call('ZRANGE', keys.due, at, at, 'BYSCORE', 'LIMIT', 0,
+        for _, member in ipairs(call('ZRANGE', keys.ends, at, at, 'BYSCORE', 'LIMIT', 0,
             EVENTS_AT_ONCE)) do
-            if sub(member, 1, 1) == LEASES_END then
-                for position = 9, #member, 12 do
-                    local mid, fence = unpack_from('>I6I6', member, position)
-                    entries[#entries + 1] = { mid, fence }
-                end
-                call('ZREM', keys.due, member)
+            for position = 8, #member, 12 do
+                local mid, fence = unpack_from('>I6I6', member, position)
+                entries[#entries + 1] = { mid, fence }
             end
+            call('ZREM', keys.ends, member)
         end
         for n = 2, #entries do
             if entries[n - 1][2] > entries[n][2] then -- of several events
@@ -462,11 +460,11 @@ local settling = part(function(settling)
     -- before; each such end would wake an idle worker.
     function settling.forget_ends_ahead()
         local members, mids, fences = {}, {}, {}
-        for _, member in ipairs(call('ZRANGE', keys.due, '(' .. text(shard.now), '+inf', 'BYSCORE',
+        for _, member in ipairs(call('ZRANGE', keys.ends, '(' .. text(shard.now), '+inf', 'BYSCORE',
             'LIMIT', 0, ENDS_AHEAD)) do
-            if #member == END_OF_ONE and sub(member, 1, 1) == LEASES_END then
+            if #member == END_OF_ONE then
                 members[#members + 1] = member
-                mids[#mids + 1], fences[#fences + 1] = unpack_from('>I6I6', member, 9)
+                mids[#mids + 1], fences[#fences + 1] = unpack_from('>I6I6', member, 8)
             end
         end
         local settled = {}
@@ -475,6 +473,6 @@ local settling = part(function(settling)
                 settled[#settled + 1] = members[n]
             end
         end
-        call_many('ZREM', keys.due, settled, 1)
+        call_many('ZREM', keys.ends, settled, 1)
     end
 end)

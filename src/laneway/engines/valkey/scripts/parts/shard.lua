@@ -52,7 +52,8 @@
 --   keys, k:LINE        serial key → its first message; messages parked behind it
 --   merge, edges        merge key → the waiting message; when a leading window ends
 --   l                   message's number → its lease, see settling.lua
---   due                 events by time: ends of leases, expiry, end of retention
+--   due                 events by time: expiry, end of retention
+--   ends                ends of leases by time, see settling.lua
 --   timers              lanes with delayed messages by a time before which none of them is due
 --   dead, dead:TOPIC, dead_topics    dead letters
 --   o:NAME, n:NAME, f:NAME, g:ID    outcome, progress and followers of messages, see results.lua
