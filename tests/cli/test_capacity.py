@@ -194,6 +194,25 @@ def test_a_batch_is_one_call_for_each_shard() -> None:
             assert measurement.best["lease"].work.messages == run.messages
 
 
+@pytest.mark.parametrize("rule", ["plain", "group"])
+@pytest.mark.parametrize(
+    ("topics", "depth", "batch"), [(100, 10, 100), (125, 10, 100), (500, 12, 400), (125, 1, 100)]
+)
+def test_a_lease_visits_as_many_lanes_as_computed(
+    rule: str, topics: int, depth: int, batch: int
+) -> None:
+    """Among more than 100 lanes a visit takes more; without a group a lease knows fewer lanes."""
+    with measuring.place_of("sqlite") as place:
+        measurement = Measurement(place, Run(rule, topics, topics * depth, batch), "lanes")
+        measurement.work()
+        measurement.engine.close()
+    rules = {} if rule == "plain" else {rule: 1.0}
+    works = costs.works(batch=batch, shards=1, topics=topics, depth=depth)
+    for name in ("lease", "settle"):
+        work, expected = measurement.best[name].work, works[name].under(rules)
+        assert work.lanes / work.messages == pytest.approx(expected.lanes, rel=0.03)
+
+
 def test_round_trips_of_several_schemas() -> None:
     """
     One schema's costs tell how often a client of four waits: a put that creates topics waits once

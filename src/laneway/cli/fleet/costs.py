@@ -18,7 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from laneway.engines.shared.fairness import CHUNK
+from laneway.engines.shared.fairness import chunk
 from laneway.errors import UsageError
 
 OPERATIONS = ("put", "lease", "settle", "forget")
@@ -45,7 +45,7 @@ class Work(msgspec.Struct, frozen=True):
     """
     What an operation does, for one message or for a whole run. `new`: topics that it creates,
     empties or ends; `topics`: those of the machine that have messages; `creating`: the calls that
-    create topics.
+    create topics; `in_group`: the lanes if the topics were in topic groups, or None if as many.
     """
 
     calls: float
@@ -54,6 +54,14 @@ class Work(msgspec.Struct, frozen=True):
     new: float = 0.0
     topics: float = 0.0
     creating: float = 0.0
+    in_group: float | None = None
+
+    def under(self, shares: Mapping[str, float] | None) -> Work:
+        """The work if rules hold for these shares of the messages."""
+        if self.in_group is None:
+            return self
+        more = (shares or {}).get("group", 0.0) * (self.in_group - self.lanes)
+        return msgspec.structs.replace(self, lanes=self.lanes + more, in_group=None)
 
     @property
     def quantities(self) -> tuple[float, ...]:
@@ -143,6 +151,7 @@ class EngineCosts(msgspec.Struct, frozen=True):
         Processor time of an operation. `shares`: which share of the messages each rule holds for.
         Raises UsageError for an unknown rule.
         """
+        work = work.under(shares)
         more = self._of_rules(shares, lambda rule: rule.steps[side][operation].cost(work))
         return max(self.steps[side][operation].cost(work) + more, 0.0)
 
@@ -151,7 +160,7 @@ class EngineCosts(msgspec.Struct, frozen=True):
     ) -> float:
         """The round trips of an operation. `shares`: as for `microseconds`."""
         more = self._of_rules(shares, lambda rule: rule.trips.get(operation, 0.0))
-        return self.trips[operation].cost(work) + more * work.calls
+        return self.trips[operation].cost(work.under(shares)) + more * work.calls
 
     def stored_bytes(
         self, messages: float, topics: float, body: float, shares: Mapping[str, float] | None = None
@@ -189,13 +198,32 @@ def works(
     `topics`: those that have messages, over all shards; `depth`: messages that wait in each;
     `machines`: how many the topics are divided over. All topics are new, and get their first
     messages before the first one gets its second.
+
+    A lease reads at most as many lanes as it asks for messages. In a topic group it knows how many
+    lanes the group has. It takes more from each lane if it knows more.
     """
     touched = shards * (1 - (1 - 1 / shards) ** min(batch, topics))
     calls, new, here = touched / batch, 1 / max(depth, 1.0), topics / machines
     put = Work(calls, 1.0, min(batch, topics) / batch, new, here, calls * new)
-    lanes = min(batch / min(depth, CHUNK / 2), max(topics / shards, 1.0)) / batch
-    lease = Work(1 / batch, 1.0, lanes, new, here)
+    lanes = max(topics / shards, 1.0)
+    alone, in_group = (
+        min(_visits(depth, chunk(math.ceil(batch), math.ceil(known), 1.0)), lanes / batch)
+        for known in (min(lanes, batch), lanes)
+    )
+    lease = Work(1 / batch, 1.0, alone, new, here, in_group=in_group)
     return {"put": put, "lease": lease, "settle": lease, "forget": Work(0.0, 0.0, 0.0, new, here)}
+
+
+def _visits(depth: float, most: int) -> float:
+    """
+    Visits of a lane for each of its messages, if each visit takes up to `most`. Between two whole
+    numbers some lanes have one message more than others.
+    """
+    if depth <= 1:
+        return 1.0
+    least = math.floor(depth)
+    few, many = math.ceil(least / most), math.ceil((least + 1) / most)
+    return (few + (many - few) * (depth - least)) / depth
 
 
 def fitted(works_: Sequence[Work], measured: Sequence[float]) -> Step:

@@ -28,6 +28,8 @@ from statistics import median
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import msgspec
+
 from laneway.cli.fleet.costs import OPERATIONS, SIDES, STEPS, EngineCosts, Rule, Step, Work, fitted
 from laneway.engines import open_engine
 from laneway.engines.base import HOUSEKEEPING_LIMIT, FullEngine, Settings, WorkerFacts
@@ -378,24 +380,25 @@ def costs_of(survey: dict[str, list[Measurement]], command: str, scale: float) -
     alone = next(each for each in plain if each.run.shards == 1)
     count = many.run.messages
     message_bytes, topic_bytes = _parts(few, [each.bytes / count for each in (few, many)])
+    steps = {
+        side: {
+            operation: fitted(
+                [each.best[operation].work for each in plain],
+                [each.best[operation].seconds[side] * 1e6 for each in plain],
+            )
+            for operation in OPERATIONS
+        }
+        for side in SIDES
+    }
     return EngineCosts(
         date=time.strftime("%Y-%m-%d"),
         machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()},"
         f" Python {platform.python_version()}",
         command=command,
         body_bytes=BODY_BYTES,
-        steps={
-            side: {
-                operation: fitted(
-                    [each.best[operation].work for each in plain],
-                    [each.best[operation].seconds[side] * 1e6 for each in plain],
-                )
-                for operation in OPERATIONS
-            }
-            for side in SIDES
-        },
+        steps=steps,
         rules={
-            rule: _rule(each if each[0].run.rule == "plain" else plain[: len(each)] + each)
+            rule: _rule(each if each[0].run.rule == "plain" else plain[: len(each)] + each, steps)
             for rule, each in survey.items()
             if rule != "plain"
         },
@@ -441,42 +444,43 @@ def _parts(few: Measurement, values: Sequence[float]) -> tuple[float, float]:
     The parts of a message and of a new topic in two values for one message: of a run over few
     topics, and of one in which each message has a topic of its own.
     """
-    _, topics, count, *_ = few.run
-    topic = (values[1] - values[0]) / (1 - topics / count)
-    return values[0] - topic * topics / count, topic
+    return _line((few.run.topics / few.run.messages, 1.0), values)
 
 
-def _rule(measured: Sequence[Measurement]) -> Rule:
+def _line(quantities: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """The value for none of a quantity, and for each, from two values."""
+    each = (values[1] - values[0]) / (quantities[1] - quantities[0])
+    return values[0] - each * quantities[0], each
+
+
+def _rule(measured: Sequence[Measurement], plain: dict[str, dict[str, Step]]) -> Rule:
     """
     What a rule costs more, the median of some servers. `measured`: for each of them plain messages
-    in few topics, in many, and perhaps in more schemas, then those with the rule.
+    in few topics, in many, and perhaps in more schemas, then those with the rule. `plain`: the
+    costs of plain messages.
     """
-    few, count = measured[0], measured[0].run.messages
+    few = measured[0]
     kinds = len({(each.run.topics, each.run.shards) for each in measured})
     pairs = [
         list(zip(measured[n + kinds :: 2 * kinds], measured[n :: 2 * kinds], strict=True))
         for n in range(kinds)
     ]
-    calls = [each[0][1].best["put"].work.calls / count for each in pairs]
     steps = {
         side: {
             name: _more(
                 few,
+                name,
+                [each[0][0].best[name].work for each in pairs],
                 [
-                    median(
-                        one.best[name].seconds[side] - other.best[name].seconds[side]
-                        for one, other in each
-                    )
-                    / count
-                    * 1e6
+                    median(_difference(one, other, side, name, plain) for one, other in each)
                     for each in pairs
                 ],
-                calls if name == "put" else (),
             )
             for name in OPERATIONS
         }
         for side in SIDES
     }
+    count = few.run.messages
     stored = [median(one.bytes - other.bytes for one, other in each) / count for each in pairs]
     trips = {
         name: sum(one.best[name].trips - other.best[name].trips for (one, other), *_ in pairs)
@@ -488,11 +492,39 @@ def _rule(measured: Sequence[Measurement]) -> Rule:
     return Rule(steps, *_parts(few, stored), trips, group)
 
 
-def _more(few: Measurement, values: Sequence[float], calls: Sequence[float]) -> Step:
-    """The cost in values as those of `_parts`, and in a third one with more of some `calls`."""
-    message, topic = _parts(few, values)
-    call = max((values[2] - values[0]) / (calls[2] - calls[0]), 0.0) if len(calls) > 2 else 0.0
-    return Step(call=call, message=message - call * calls[0] if call else message, new=topic)
+def _difference(
+    one: Measurement,
+    other: Measurement,
+    side: str,
+    operation: str,
+    plain: dict[str, dict[str, Step]],
+) -> float:
+    """
+    Microseconds by which a message cost more than in another run, if it had visited as many lanes.
+    """
+    ours, others = one.best[operation], other.best[operation]
+    alike = msgspec.structs.replace(others.work, lanes=ours.work.lanes)
+    step = plain[side][operation]
+    lanes = step.cost(alike) - step.cost(others.work)
+    more = (ours.seconds[side] - others.seconds[side]) * SECOND - lanes
+    return more / one.run.messages
+
+
+def _more(few: Measurement, operation: str, works: Sequence[Work], values: Sequence[float]) -> Step:
+    """
+    What a message costs more, from the values of two runs. A lease or a settlement costs more for
+    each lane that it visits, anything else for each new topic. A third run has more calls of a put.
+    """
+    if operation in ("lease", "settle"):
+        message, lane = _line([work.lanes / work.messages for work in works[:2]], values)
+        return Step(message=message, lane=lane)
+    message, new = _parts(few, values)
+    call = 0.0
+    if operation == "put" and len(values) > 2:
+        calls = [work.calls / work.messages for work in works]
+        call = max((values[2] - values[0]) / (calls[2] - calls[0]), 0.0)
+        message -= call * calls[0]
+    return Step(call=call, message=message, new=new)
 
 
 def _others(engine: FullEngine, place: Place, count: int) -> dict[str, Any]:
