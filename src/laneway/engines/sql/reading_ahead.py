@@ -86,8 +86,8 @@ class Heads:
         self._ahead.read(wanted, is_narrow=is_narrow)
 
     def take(self, count: int) -> list[int]:
-        """The call delivers the first ones."""
-        taken = [mid for mid, _ in self.rows[:count]]
+        """The call delivers the first ones. They are read now if no rate had to know them."""
+        taken = [mid for mid, _ in self.first(count)]
         del self.rows[:count]
         return taken
 

@@ -290,3 +290,15 @@ def test_plain_messages_beside_expensive_ones(driver: EngineDriver) -> None:
     put(driver, "a", 10)
     assert driver.bodies() == ["x", "y", "10", "z"]
     assert driver.bodies_after(0.2) == ["10"]
+
+
+def test_a_second_visit_under_a_concurrency(driver: EngineDriver) -> None:
+    """A lane whose gate has no rate is visited again if others have less than expected."""
+    driver.engine.gate_set("g", Gate(concurrency=100), now_us=driver.now)
+    driver.policy("a", gate="g")
+    driver.policy("b.*", concurrency=1)
+    put(driver, "a", *[3] * 9)
+    for number in range(6):
+        put(driver, f"b.{number}", 1, 1, 1)
+    leases = [*driver.lease(20), *driver.lease(20)]
+    assert sum(lease.topic == "a" for lease in leases) == 9
