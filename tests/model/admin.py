@@ -368,6 +368,8 @@ class Model(Engine):
             elif lease.lane.topic is None:
                 # another topic of the bucket, or an at-most-once message, which has ended
                 continue
+            elif lease.finished is not None:
+                self._store_outcome(lease.finished, "cancelled")
             self._free_serial_key(lease.lane, lease.serial_key, lease)
             lease.gone = True
             self._free_gates(lease)

@@ -23,7 +23,12 @@ from laneway.engines.base import (
     housekeeping_of_lease,
 )
 from laneway.engines.shared import adaptive, fairness
-from laneway.engines.shared.refusals import check_names, retries_used_up
+from laneway.engines.shared.refusals import (
+    AT_MOST_ONCE,
+    check_names,
+    finished_without_ack,
+    retries_used_up,
+)
 from laneway.errors import BacklogFull, BadMessage
 from laneway.message import Batch, Draft, Lease, Receipt, Settlement, SettlementAnswer
 from laneway.policy import Resolved, gate_names
@@ -1170,7 +1175,7 @@ class Engine(Lanes):
 
     def _finish_at_delivery(self, held: HeldLease, message: Message) -> None:
         self._finish(message)
-        held.message = None
+        held.message, held.finished = None, message
         if held.serial_key is not None:
             held.lane.holders[held.serial_key] = held
 
@@ -1290,6 +1295,7 @@ class Engine(Lanes):
         if settlement.action == "back_off":
             self._back_off(lease, settlement.delay_us, ended)
         if message is None:
+            self._report_finished(lease, settlement)
             return _ANSWERS_AT_MOST_ONCE.get(settlement.action, "released")
         if settlement.action == "ack":
             self._finish(message)
@@ -1309,6 +1315,13 @@ class Engine(Lanes):
         delay = (settlement.delay_us or 0) if settlement.action == "release" else 0
         self._come_back(message, self.now + delay if delay > 0 else None)
         return "released"
+
+    def _report_finished(self, lease: HeldLease, settlement: Settlement) -> None:
+        """Store the outcome of an at-most-once message whose handler did not succeed."""
+        if lease.finished is None or settlement.action == "ack":
+            return
+        reason = finished_without_ack(settlement.action, settlement.error, settlement.reason)
+        self._store_outcome(lease.finished, "dead", reason)
 
     def _adapt(self, lane: Lane, settlement: Settlement) -> Settlement:
         """
@@ -1464,6 +1477,8 @@ class Engine(Lanes):
         self._end(lease, lease.deadline - lease.granted)
         if lease.message is not None:
             self._become_suspect(lease.message, started=lease.started)
+        elif lease.finished is not None:
+            self._store_outcome(lease.finished, "dead", AT_MOST_ONCE)
         self._place(lease.lane)
 
     def _become_suspect(self, message: Message, *, started: bool) -> None:

@@ -130,6 +130,7 @@ class HeldLease:
     limited_key: SerialKey | None = None  # the key whose slot it holds
     holder: str | None = None  # who has it; None: a worker
     gone: bool = False  # its topic was deleted
+    finished: Message | None = None  # the message that was delivered at most once
 
 
 @dataclass(eq=False)

@@ -48,6 +48,7 @@ def test_reasons_of_dead_letters() -> None:
         refusals.NO_HANDLER,
         refusals.STARTED_AND_LOST,
         refusals.RETRIES_USED_UP,
+        refusals.AT_MOST_ONCE,
     ):
         assert f"'{reason}'" in found
 

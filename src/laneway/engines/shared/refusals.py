@@ -14,7 +14,7 @@ import msgspec
 from laneway import headers as control
 from laneway.engines.base import SIGNALS_HEADER
 from laneway.errors import BadMessage, UsageError
-from laneway.message import Draft, Receipt
+from laneway.message import Action, Draft, Receipt
 from laneway.policy import Gate, Resolved
 from laneway.topic_groups import GROUP
 from laneway.units import SECOND, counted
@@ -54,6 +54,9 @@ EXPIRED = "expired: its ttl ended before it was delivered"
 NO_HANDLER = "no handler: no worker had a handler for it within on_unhandled"
 REFUSED = "the handler refused it"
 """Reasons of dead letters."""
+
+AT_MOST_ONCE = "delivered at most once, and its worker reported no result"
+"""The reason in the outcome of a message whose only lease ended without an ack."""
 
 
 def result_ttls_us(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
@@ -196,6 +199,13 @@ def retries_used_up(attempts: int, error: str | None, reason: str | None = None)
     """
     failure = reason or (brief(error) if error else "") or "failed"
     return f"{RETRIES_USED_UP} ({attempts} {'attempt' if attempts == 1 else 'attempts'}): {failure}"
+
+
+def finished_without_ack(action: Action, error: str | None, reason: str | None) -> str:
+    """The reason in the outcome of a message that was delivered at most once and not acked."""
+    if action == "retry":
+        return retries_used_up(1, error, reason)
+    return reason or REFUSED if action == "dead" else AT_MOST_ONCE
 
 
 def brief(error: str) -> str:

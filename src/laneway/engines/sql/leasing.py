@@ -43,7 +43,7 @@ from laneway.engines.shared.naming import lane_names
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.shared.size_classes import AGE_SHIFT
 from laneway.engines.shared.states import AT_GATE, EXPIRES, RUNNABLE
-from laneway.engines.sql import gate_order, key_limits, messages
+from laneway.engines.sql import gate_order, key_limits, message_ends, messages
 from laneway.engines.sql.gate_lines import GateLine, GateLines
 from laneway.engines.sql.lane_cache import LaneCache
 from laneway.engines.sql.reading_ahead import FEW_HEADS, Heads, ReadingAhead, head_of, read_heads
@@ -1439,9 +1439,10 @@ class _Deliveries:
 
     def _finish(self, lane: Lane, row: Row) -> None:
         """At most once: the message is finished at its delivery; only its lease is left."""
-        tx = self.tx
-        messages.finish_ids(tx, row, messages.topic_of(row, lane), remember=True)
+        tx, topic = self.tx, messages.topic_of(row, lane)
+        messages.finish_ids(tx, row, topic, remember=True)
         messages.delete(tx, row)
+        message_ends.keep_finished(tx, row, topic)
         lane.done += 1
         tx.shard.done += 1
 

@@ -79,6 +79,49 @@ def message_ended(
         _notify_followers(tx, message_id, topic, outcome)
 
 
+class _Finished(msgspec.Struct, array_like=True):
+    """A message that was delivered at most once, as the report of its end needs it."""
+
+    topic: str
+    id: str | None
+    published: int
+    headers: str
+    body: bytes
+
+
+_finished = msgspec.json.Decoder(_Finished).decode
+
+
+def keep_finished(tx: Transaction, row: Row, topic: str) -> None:
+    """
+    A message was deleted at its delivery, at most once: until its lease ends, keep what
+    `finished_message_ended` reports, if its headers ask for an end. It is the message's note.
+    """
+    if row.headers is None:
+        return
+    headers = read_headers(row.headers)
+    if FLOW_HEADER in headers or result_ttls_us(headers) is not None:
+        kept = _Finished(topic, row.id, row.published, row.headers, row.body)
+        tx.notes.put((row.mid,), None, 0, to_json(kept).decode())
+
+
+def finished_message_ended(
+    tx: Transaction, mid: int, status: str | None, reason: str | None = None
+) -> None:
+    """
+    The lease of a message that was delivered at most once has ended: as `message_ended`. `status`
+    None: its handler has reported the end.
+    """
+    note = tx.notes.get(mid)
+    if note is None:
+        return
+    tx.notes.delete(mid)
+    if status is not None:
+        kept = _finished(note[2])
+        row = Row(mid, 0, 0, 0, 0, kept.published, None, None, kept.id, kept.headers, kept.body)
+        message_ended(tx, row, kept.topic, status, reason)
+
+
 def message_revived(tx: Transaction, row: Row, topic: str) -> None:
     """A dead letter was redriven: forget the outcome of its end."""
     if row.headers is not None and result_ttls_us(read_headers(row.headers)) is not None:

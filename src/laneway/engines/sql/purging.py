@@ -92,8 +92,9 @@ def _end_lease(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
     if row is not None:
         message_ends.message_ended(tx, row, topic, "cancelled")
         messages.remove_ended(tx, lane, row, topic)
-    elif held.empty:
-        messages.free_key(tx, lane, held.empty, held.mid)
+    else:
+        message_ends.finished_message_ended(tx, held.mid, "cancelled")
+        messages.free_key(tx, lane, held.empty or None, held.mid)
     return 1
 
 

@@ -17,10 +17,12 @@ from laneway.engines import base
 from laneway.engines.shared import adaptive
 from laneway.engines.shared.naming import generated_id
 from laneway.engines.shared.refusals import (
+    AT_MOST_ONCE,
     NO_HANDLER,
     REFUSED,
     STARTED_AND_LOST,
     backlog_full_with_ack,
+    finished_without_ack,
     retries_used_up,
 )
 from laneway.engines.shared.states import (
@@ -465,9 +467,12 @@ class _Settling:
         joined: list[int] = []
         serial_keys: list[tuple[int, str]] = []
         slots: list[tuple[int, str]] = []
+        notes: list[tuple[int]] = []
         for held, ended, settlement in pairs:
             if held.gone:
                 continue
+            if held.empty is not None:
+                notes.append((held.mid,))
             if held.slot is not None:
                 slots.append((held.lane, held.slot))
             if held.empty:
@@ -487,8 +492,10 @@ class _Settling:
             messages.load_parked(tx, serial_keys)
         if slots:
             key_limits.load(tx, slots)
+        notes += [(mid,) for _, mid in returned]
+        if notes:
+            tx.notes.load(notes)
         if returned:
-            tx.notes.load((mid,) for _, mid in returned)
             merging.load_returning(tx, returned)
 
     def settle(
@@ -535,12 +542,21 @@ class _Settling:
         At most once: the message was finished at its delivery, whatever the action is. Only an ack
         and a back-off have an effect, on the topic's back-off.
         """
+        self._report_finished(held, settlement)
         messages.free_key(self.tx, lane, held.empty or None, held.mid)
         if settlement.action == "ack":
             self._end_back_off(lane, held)
         elif settlement.action == "back_off":
             _back_off(self.tx, lane, held, settlement.delay_us)
         return _FINISHED_ANSWERS.get(settlement.action, "released")
+
+    def _report_finished(self, held: Held, settlement: Settlement) -> None:
+        """At most once: report the end of a message that its handler has not reported."""
+        if settlement.action not in _FINISHED_ANSWERS:
+            self.tx.reported_by_handler = None
+        status = None if settlement.action == "ack" else "dead"
+        reason = finished_without_ack(settlement.action, settlement.error, settlement.reason)
+        message_ends.finished_message_ended(self.tx, held.mid, status, reason)
 
     def _end_back_off(self, lane: Lane, held: Held) -> None:
         """An ack of a lease that began after the back-off shows that the destination works."""
@@ -690,6 +706,7 @@ def _expire_lease(tx: Transaction, held: Held) -> None:
     lane = tx.lane(held.lane)
     leases.release_slots(tx, lane, held, held.deadline - held.granted)
     if held.empty is not None:
+        message_ends.finished_message_ended(tx, held.mid, "dead", AT_MOST_ONCE)
         messages.free_key(tx, lane, held.empty or None, held.mid)
     else:
         row = tx.messages.get(held.mid)
@@ -701,7 +718,7 @@ def _expire_lease(tx: Transaction, held: Held) -> None:
 def _load_expired(tx: Transaction, over: Sequence[Held]) -> None:
     """Read the rows that decide what these leases' messages become."""
     returned = [(held.lane, held.mid) for held in over if held.empty is None]
-    tx.notes.load((held.mid,) for held in over if held.started)
+    tx.notes.load((held.mid,) for held in over if held.started or held.empty is not None)
     merging.load_returning(tx, returned)
     key_limits.load(tx, [(held.lane, held.slot) for held in over if held.slot is not None])
     lines = [(held.lane, held.empty) for held in over if held.empty]

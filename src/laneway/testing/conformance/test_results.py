@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import pytest
@@ -71,6 +71,59 @@ def waits_for(count: int) -> dict[str, str]:
 def signals(driver: EngineDriver, *numbers: int, to: str = "x") -> list[str]:
     drafts = [Draft("a", f"s{number}".encode(), id=to, signal=number) for number in numbers]
     return [receipt.outcome for receipt in driver.engine.put(drafts, now_us=driver.now)]
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("runs out", "delivered at most once, and its worker reported no result"),
+        ("retry", "retries used up (1 attempt): boom"),
+        ("dead", "the handler refused it"),
+        ("release", "delivered at most once, and its worker reported no result"),
+        ("back_off", "delivered at most once, and its worker reported no result"),
+        ("unhandled", "delivered at most once, and its worker reported no result"),
+        ("delete", None),
+    ],
+)
+@pytest.mark.parametrize("serial", [None, "hold"])
+def test_at_most_once_without_a_result(
+    driver: EngineDriver, end: str, reason: str | None, serial: str | None
+) -> None:
+    """
+    A message that is delivered at most once and not acked ends with an outcome: nobody waits for
+    its result, or in its flow, forever.
+    """
+    driver.policy("a", delivery="at_most_once", serial=serial)
+    driver.put("a", "1", id="x", key="k", headers={**RESULT_TTL, FLOW_HEADER: "1"})
+    driver.engine.on_end("x", "a", b'"next"')
+    (lease,) = driver.lease()
+    assert kept(driver, "x").outcome is None
+    if end == "runs out":
+        driver.tick_after(60)
+    elif end == "delete":
+        driver.engine.topic_delete("a", now_us=driver.now)
+    else:
+        driver.settle([lease], cast("Action", end), error="boom" if end == "retry" else None)
+    outcome = msgspec.json.decode(kept(driver, "x").outcome or b"{}")
+    assert outcome.pop("status") == ("cancelled" if end == "delete" else "dead")
+    assert outcome.pop("published_us")
+    assert outcome == {"topic": "a"} | ({} if reason is None else {"reason": reason})
+    notices = [msgspec.json.decode(body) for _ in range(2) for body in driver.run(after=2)]
+    assert [notice["followers"] for notice in notices if "followers" in notice] == [["next"]]
+    assert [notice["body"] for notice in notices if "body" in notice] == [1]
+    assert [check for check in driver.engine.doctor() if not check.ok] == []
+
+
+def test_at_most_once_with_a_result(driver: EngineDriver) -> None:
+    """An outcome that its handler reports is the only one, and follows no death."""
+    driver.policy("a", delivery="at_most_once")
+    driver.put("a", "1", "2", headers={**RESULT_TTL, FLOW_HEADER: "1"})
+    first, second = driver.lease()
+    ends = [an_end(first, b"1"), an_end(second, b"2")]
+    ends[1].action = "dead"
+    assert driver.engine.settle(ends, now_us=driver.now) == ["acked", "died"]
+    driver.tick_after(60)
+    assert [kept(driver, lease.id).outcome for lease in (first, second)] == [b"1", b"2"]
 
 
 def test_outcome_is_stored_with_the_settle(driver: EngineDriver) -> None:

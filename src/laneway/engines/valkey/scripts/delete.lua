@@ -28,6 +28,7 @@ for n, lease in ipairs(settling.read(mids)) do
         if record then
             messages.discard(lane, record)
         else
+            messages.finished_message_ended(mid, 'cancelled')
             messages.free_key(lane, lease.line, mid)
         end
         lease.gone = true -- a mark, so that its settlement is answered so

@@ -41,6 +41,7 @@ local REASONS = {
     unhandled = 'no handler: no worker had a handler for it within on_unhandled',
     started = 'lease ran out after its start was recorded',
     retries = 'retries used up',
+    once = 'delivered at most once, and its worker reported no result',
 }
 
 local ids -- defined in ids.lua, which uses `messages`
@@ -648,6 +649,27 @@ local messages = part(function(messages)
             messages.mirror(lane, record, false)
         end
         known[record.mid], changed[record] = false, nil
+    end
+
+    -- A message that is deleted at its delivery, at most once: until its lease ends, keep what
+    -- `finished_message_ended` reports, if its headers ask for an end.
+    function messages.keep_finished(record)
+        if results.reports_end(record) then
+            call('SET', key('e:' .. text(record.mid)), messages.encode(record))
+        end
+    end
+
+    -- The lease of a message that was delivered at most once has ended; `status` nil: its handler
+    -- has reported that.
+    function messages.finished_message_ended(mid, status, reason)
+        local stored = call('GET', key('e:' .. text(mid)))
+        if stored then
+            call('DEL', key('e:' .. text(mid)))
+            if status then
+                results.write_end(messages.decode(mid, stored), status, reason)
+            end
+            known[mid] = false
+        end
     end
 
     -- An operator has removed a message that neither waits nor is leased any more.

@@ -1855,6 +1855,7 @@ local serving = part(function(serving)
         if policy.at_most_once then -- it is deleted now; its lease holds the slots
             lane.done, shard.done = lane.done + 1, shard.done + 1
             ids.finish(record, true)
+            messages.keep_finished(record)
             messages.remove(lane, record)
         end
     end

@@ -285,6 +285,20 @@ local settling = part(function(settling)
 
     local ANSWERS_OF_EMPTY = { ack = 'acked', dead = 'died' }
 
+    -- At most once: report the end of a message that its handler has not reported.
+    local function report_finished(mid, settlement)
+        local action, reason = settlement[ACTION], REASONS.once
+        if action == 'retry' then
+            reason = used_up(1, settlement)
+        elseif action == 'dead' then
+            reason = settlement[REASON] or REASONS.refused
+        end
+        if not ANSWERS_OF_EMPTY[action] then
+            results.set_handled(nil)
+        end
+        messages.finished_message_ended(mid, action ~= 'ack' and 'dead', reason)
+    end
+
     -- End a lease that is held, then its message. Lanes that have to be placed are added to
     -- `ended`, messages to delete to `gone_messages`.
     local function settle(mid, lease, settlement, ended, gone_messages)
@@ -298,6 +312,7 @@ local settling = part(function(settling)
         settling.end_of_lease(lane, lease, settlement[COST])
         adapt_to(lane, lease, settlement)
         if lease.empty then
+            report_finished(mid, settlement)
             messages.free_key(lane, lease.line, mid)
         end
         local action = settlement[ACTION]
@@ -391,6 +406,7 @@ local settling = part(function(settling)
         local lane = lanes.find(lease.lane)
         settling.end_of_lease(lane, lease, lease.deadline - lease.granted)
         if lease.empty then
+            messages.finished_message_ended(mid, 'dead', REASONS.once)
             messages.free_key(lane, lease.line, mid)
         else
             local record = messages.read(mid)

@@ -52,6 +52,7 @@
 --   keys, k:LINE        serial key → its first message; messages parked behind it
 --   merge, edges        merge key → the waiting message; when a leading window ends
 --   l                   message's number → its lease, see settling.lua
+--   e:N                 message N, delivered at most once: its record, if its end is reported
 --   due                 events by time: expiry, end of retention
 --   ends                ends of leases by time, see settling.lua
 --   timers              lanes with delayed messages by a time before which none of them is due
