@@ -371,9 +371,9 @@ class Model(Engine):
             elif lease.finished is not None:
                 self._store_outcome(lease.finished, "cancelled")
             self._free_serial_key(lease.lane, lease.serial_key, lease)
+            self._end(lease, self.now - lease.granted)
             lease.gone = True
-            self._free_gates(lease)
-            self._free_key_slot(lease.lane, lease.limited_key)
+            self.leases[lease.fence] = lease
             removed += 1
         for lane in lanes:
             if lane.topic is None:

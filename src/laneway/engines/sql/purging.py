@@ -18,7 +18,7 @@ from laneway.engines.base import (
     result_name,
 )
 from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
-from laneway.engines.sql import key_limits, leases, message_ends, messages, settling, views
+from laneway.engines.sql import leases, message_ends, messages, settling, views
 from laneway.engines.sql.rows import Held, Lane, Row
 from laneway.engines.sql.transaction import Transaction
 
@@ -83,12 +83,7 @@ def _end_lease(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
     ):
         return 0
     tx.run("lease_gone", held.fence)
-    lane.leased -= 1
-    tx.shard.leased -= 1
-    if held.gate is not None:
-        tx.free_gates(held.gate, tx.now - held.granted)
-    if held.slot is not None:
-        key_limits.free(tx, lane, held.slot)
+    leases.release_slots(tx, lane, held, tx.now - held.granted)
     if row is not None:
         message_ends.message_ended(tx, row, topic, "cancelled")
         messages.remove_ended(tx, lane, row, topic)

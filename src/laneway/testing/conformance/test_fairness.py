@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -77,6 +77,31 @@ def test_fair_by_time(driver: EngineDriver) -> None:
             spent[lease.topic] += cost
             driver.settle([lease], cost_us=cost)
     assert spent["long"] / spent["short"] == pytest.approx(1, rel=0.35)
+
+
+@pytest.mark.parametrize("fields", [{"buckets": 1}, {"group": "one"}], ids=["buckets", "group"])
+def test_deleted_topic_returns_what_its_leases_were_charged(
+    driver: EngineDriver, fields: dict[str, Any]
+) -> None:
+    """
+    Fair by time: topics that share a bucket or a group with a deleted one pay for the time that its
+    messages took, not for the time that was expected of them.
+    """
+    driver.open(tiers={"mid": Tier(1, fair_by="time")})
+    driver.policy("many.*", **fields)
+    driver.policy("many.paused", paused=True)
+    driver.put("many.paused", "x")
+    driver.put("other", *["x"] * 100)
+    for _ in range(30):
+        driver.settle(driver.lease(1), cost_us=10_000_000)
+    driver.put("many.deleted", *["x"] * 16)
+    leases = driver.lease(32)
+    assert Counter(lease.topic for lease in leases) == {"other": 16, "many.deleted": 16}
+    driver.settle([lease for lease in leases if lease.topic == "other"], cost_us=2_000_000)
+    driver.engine.topic_delete("many.deleted", now_us=driver.now)
+    driver.put("many.left", *["x"] * 20)
+    served = [lease.topic for _ in range(4) for lease in driver.lease(1)]
+    assert "many.left" in served
 
 
 def test_shares_of_tiers_in_every_pool(driver: EngineDriver) -> None:

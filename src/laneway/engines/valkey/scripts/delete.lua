@@ -22,9 +22,7 @@ for n, lease in ipairs(settling.read(mids)) do
         and lanes.topic(lane) == topic)
     if is_meant then
         given_up = given_up + 1
-        lane.leased, shard.leased = lane.leased - 1, shard.leased - 1
-        gates.free(lease.gate, lease.granted)
-        key_limits.free(lane, lease.slot)
+        settling.end_of_lease(lane, lease, shard.now - lease.granted)
         if record then
             messages.discard(lane, record)
         else
@@ -33,7 +31,6 @@ for n, lease in ipairs(settling.read(mids)) do
         end
         lease.gone = true -- a mark, so that its settlement is answered so
         call('HSET', keys.l, text(mid), settling.encode(lease))
-        lanes.touch(lane)
     end
 end
 if ARGV[5] == '1' then
