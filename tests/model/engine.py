@@ -16,6 +16,7 @@ from laneway.engines.base import (
     ENDED,
     FORWARDED_US,
     HOUSEKEEPING_LIMIT,
+    MOST_SPARE_DROPS,
     TASK_HEADER,
     UNHANDLED_FIRST_US,
     UNHANDLED_MAX_US,
@@ -273,6 +274,7 @@ class Engine(Lanes):
         """
         arrivals: list[Lane] = []
         receipts: list[Receipt] = []
+        self.spare_drops = MOST_SPARE_DROPS
         for draft in drafts:
             if full_topics is not None and draft.topic in full_topics:
                 full = full_topics[draft.topic]
@@ -580,11 +582,18 @@ class Engine(Lanes):
 
     def _has_room(self, draft: Draft, policy: Resolved, which: str, arrivals: list[Lane]) -> bool:
         """Whether the backlog limits admit it, after dropping the oldest messages if configured."""
+        spare = self.spare_drops + 1
         while (over := self._reached(draft, policy, which)) is not None:
             limit, need, on_full = over
-            mine = [message for message in self._waiting_all() if message.topic == draft.topic]
-            if on_full != "drop_oldest" or need > limit or not self._drop_oldest(mine, arrivals):
+            if on_full != "drop_oldest" or need > limit:
                 return False
+            if not spare:
+                return True
+            mine = [message for message in self._waiting_all() if message.topic == draft.topic]
+            if not self._drop_oldest(mine, arrivals):
+                return False
+            spare -= 1
+            self.spare_drops = min(self.spare_drops, spare)
         return True
 
     def _drop_oldest(self, among: list[Message], arrivals: list[Lane]) -> bool:

@@ -72,6 +72,7 @@ class Lanes(Gates):
         # (topic, merge key): when the window ends, with edge="leading"
         self.edges: dict[tuple[str, MergeKey], int] = {}
         self.outcomes: dict[tuple[str, str], bytes] = {}  # by topic and id
+        self.spare_drops = 0  # how many messages the call may still drop besides one for each
         self.policy_table = PolicyTable(self.tiers)
         self.known_programs: dict[str, bytes] = {}
         self.election_records: dict[str, bytes] = {}

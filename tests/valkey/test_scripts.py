@@ -98,6 +98,7 @@ def test_numbers() -> None:
         (("settling", "UNHANDLED_FIRST"), base.UNHANDLED_FIRST_US),
         (("settling", "UNHANDLED_MAX"), base.UNHANDLED_MAX_US),
         (("ids", "STICKY"), base.STICKY_US),
+        (("backlog", "MOST_SPARE_DROPS"), base.MOST_SPARE_DROPS),
         (("lanes", "LINGER"), refusals.LINGER_US["messages"]),
         (("lanes", "LINGER_BY_TIME"), refusals.LINGER_US["time"]),
         (("lanes", "DEFAULT_MEAN"), refusals.DEFAULT_MEAN_US),

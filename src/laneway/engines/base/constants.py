@@ -66,6 +66,12 @@ def housekeeping_of_lease(n: int) -> int:
     return min(max(n, LEASE_HOUSEKEEPING), HOUSEKEEPING_LIMIT)
 
 
+MOST_SPARE_DROPS = 250
+"""
+Most messages that one call drops from full backlogs, besides one for each message that it
+publishes. After a limit was lowered, the next calls drop what is still above it.
+"""
+
 BACK_OFF_FIRST_US, BACK_OFF_MAX_US = 1_000_000, 300_000_000
 """
 How long a topic backs off if its destination named no time: 1 s, doubled by each failing probe, at

@@ -112,18 +112,20 @@ def make_room(
     """
     Check the backlog limits of the topic and the namespace, and drop the oldest messages where the
     policy says so. Their lanes are added to `arrivals`, by name; without it, they are dropped
-    later. Returns why there is no room, or None if there is.
+    later. Returns why there is no room, or None if there is, or if the call drops no more.
     """
-    backlog, size = tx.backlogs[draft.topic], len(draft.body)
+    backlog, size, spare = tx.backlogs[draft.topic], len(draft.body), tx.spare_drops + 1
     while (over := _exceeded(tx, backlog, (1, size, 1, size), which)) is not None:
         most, waiting, needed, whose, unit, on_full = over
         # A message that is larger than the limit by itself would drop all others in vain. One that
         # is only copied has no backlog of its own.
         drops = on_full == "drop_oldest" and needed <= most and which is not NAMESPACE
-        if drops and arrivals is None:
+        if drops and (arrivals is None or not spare):
             return None
         if not drops or arrivals is None or not _drop_oldest(tx, backlog, arrivals):
             return full(whose, waiting, unit, most)
+        spare -= 1
+        tx.spare_drops = min(tx.spare_drops, spare)
     return None
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
+from laneway.engines.base import MOST_SPARE_DROPS
 from laneway.engines.shared import adaptive, fairness, gates
 from laneway.engines.shared.naming import (
     AFTER_PARTITIONS,
@@ -245,6 +246,7 @@ class Transaction(Statements):
         self.has_arrivals = False
         self.has_due_later = False  # some of what was put is not due yet
         self.backlogs: dict[str, Backlog] = {}  # of limited topics, during a put
+        self.spare_drops = MOST_SPARE_DROPS
         self.end_notices: list[Draft] = []
         # The message that is being settled, if its handler reported its end; and with an outcome?
         self.reported_by_handler: tuple[int, bool] | None = None

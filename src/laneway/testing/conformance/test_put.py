@@ -129,6 +129,25 @@ def test_drop_oldest_keeps_the_message_that_holds_its_serial_key(
     assert sorted(driver.run()) == ["first", "third"]
 
 
+@pytest.mark.parametrize("buckets", [None, 1])
+def test_a_lowered_limit_drops_a_bounded_number_at_a_time(
+    driver: EngineDriver, buckets: int | None
+) -> None:
+    """
+    A call drops at most 250 messages besides one for each that it publishes, however far the topic
+    is above its limit: nobody else waits for the rest.
+    """
+    driver.policy("a.*", buckets=buckets)
+    driver.put("a.1", *map(str, range(500)))
+    driver.policy("a.*", max_backlog=10, on_full="drop_oldest")
+    assert [receipt.outcome for receipt in driver.put("a.1", "x", "y")] == ["accepted"] * 2
+    assert driver.waiting("a.1") == 500 - 252 + 2
+    driver.put("a.1", "z")
+    assert driver.waiting("a.1") == 10
+    assert driver.bodies(10)[-4:] == ["499", "x", "y", "z"]
+    assert driver.engine.overview(now_us=driver.now).dead == 493
+
+
 def test_too_large_message_drops_no_others(driver: EngineDriver) -> None:
     """A message over the whole backlog limit is refused and drops no others."""
     driver.policy("a", max_backlog="10B", on_full="drop_oldest")

@@ -5,6 +5,13 @@
 local backlog = part(function(backlog)
     local MOST_RANKS = 403
     local MOST_OF_RANK = 1000 -- messages `at_front` of one rank
+    -- messages that one call drops, besides one for each message that it publishes
+    local MOST_SPARE_DROPS = 250
+    local spare_drops, is_used = MOST_SPARE_DROPS, false
+
+    local function reset()
+        spare_drops, is_used = MOST_SPARE_DROPS, false
+    end
 
     local function waiting_of(topic, policy)
         if policy.buckets then
@@ -106,8 +113,13 @@ local backlog = part(function(backlog)
         for _, mid in ipairs(plain.peek(lane, 1)) do
             best = worse_of(best, messages.read(mid))
         end
-        best = worse_of(best, victim_of(key('a:' .. number), '[d', '(e', 2))
-        return worse_of(best, victim_of(key('a:' .. number), '[p', '(q', 2))
+        if lane.delayed > 0 then
+            best = worse_of(best, victim_of(key('a:' .. number), '[d', '(e', 2))
+        end
+        if lane.parked > 0 then
+            best = worse_of(best, victim_of(key('a:' .. number), '[p', '(q', 2))
+        end
+        return best
     end
 
     local function victim(topic, policy)
@@ -148,17 +160,25 @@ local backlog = part(function(backlog)
         end
     end
 
-    -- Nil if there is room, perhaps after the oldest were dropped; else the limit. Copies are
-    -- accepted with their message, whose call has checked the namespace's limits.
+    -- Nil if there is room, perhaps after the oldest were dropped, or if the call drops no more;
+    -- else the limit. Copies are accepted with their message, whose call has checked the
+    -- namespace's limits.
     function backlog.make_room(topic, policy, size, is_copy, arrivals)
+        local spare = spare_drops + 1
         while true do
             local limit = limit_of_topic(topic, policy, size)
                 or not is_copy and backlog.refuses_in_namespace(size) or nil
             -- A message that is larger than the limit would drop all others for nothing.
-            if not limit or limit[4] ~= 'drop_oldest' or limit[3] > limit[2]
-                or not drop_oldest(topic, policy, arrivals) then
+            if not limit or limit[4] ~= 'drop_oldest' or limit[3] > limit[2] then
+                return limit
+            elseif spare == 0 then
+                return nil
+            elseif not drop_oldest(topic, policy, arrivals) then
                 return limit
             end
+            is_used = is_used or at_next_begin(reset)
+            spare = spare - 1
+            spare_drops = min(spare_drops, spare)
         end
     end
 end)
