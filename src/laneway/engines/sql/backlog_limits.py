@@ -64,7 +64,11 @@ def read(tx: Transaction, limited: Sequence[tuple[Draft, Resolved]]) -> None:
             backlog.expected_bytes += len(draft.body)
     backlogs = list(tx.backlogs.values())
     tx.load_names(name for backlog in backlogs for name in backlog.lanes)
-    folded = [backlog for backlog in backlogs if backlog.policy.buckets is not None]
+    folded = [
+        backlog
+        for backlog in backlogs
+        if backlog.policy.buckets is not None and _may_be_full(tx, backlog)
+    ]
     pages = tx.pages([("topic_waiting", backlog.topic) for backlog in folded])
     for backlog, [counts] in zip(folded, pages, strict=True):
         backlog.resize(*map(int, counts))
@@ -77,6 +81,20 @@ def read(tx: Transaction, limited: Sequence[tuple[Draft, Resolved]]) -> None:
             dropping.append(backlog)
     if dropping:
         _read_places(tx, dropping)
+
+
+def _may_be_full(tx: Transaction, backlog: Backlog) -> bool:
+    """
+    Whether a topic's messages have to be counted: all topics of its bucket together would be above
+    its limits.
+    """
+    lanes, policy = tx.lanes_named(backlog.lanes), backlog.policy
+    count = sum(lane.waiting for lane in lanes) + backlog.expected
+    size = sum(lane.bytes for lane in lanes) + backlog.expected_bytes
+    return not (
+        (policy.max_backlog is None or count <= policy.max_backlog)
+        and (policy.max_backlog_bytes is None or size <= policy.max_backlog_bytes)
+    )
 
 
 def _waiting(tx: Transaction, backlog: Backlog) -> tuple[int, int]:

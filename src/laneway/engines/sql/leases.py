@@ -27,14 +27,26 @@ import msgspec
 from laneway.engines import base
 from laneway.engines.shared import adaptive, fairness
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US
+from laneway.engines.shared.states import READY
 from laneway.engines.sql import key_limits
-from laneway.engines.sql.rows import MEAN_OVER, Held, Lane
+from laneway.engines.sql.rows import MEAN_OVER, Held, Lane, Row
 from laneway.engines.sql.transaction import Transaction
 from laneway.message import Settlement
 
 
 def by_fence(tx: Transaction, fences: Iterable[int]) -> dict[int, Held]:
     return {row[0]: Held(*row) for row in tx.all("leases_read", tx.array(list(fences)))}
+
+
+def of_message(tx: Transaction, row: Row) -> Held | None:
+    """
+    The lease of a message that is not dead, or None if it waits. Leases have no index by message,
+    so they are searched only for one that is leased.
+    """
+    if row.state != READY or tx.one("is_ready", row.lane, row.rank, row.pos, row.seq) is not None:
+        return None
+    lease = tx.one("lease_of_message", row.mid)
+    return Held(*lease) if lease is not None else None
 
 
 def is_held(lease: Held | None, handle: int) -> bool:

@@ -45,7 +45,7 @@ def purge(tx: Transaction, topic: str, last: int) -> int:
 
 def _waiting(tx: Transaction, topic: str) -> list[tuple[Lane, Row]]:
     if tx.policy(topic).buckets is not None:
-        rows = [Row(*row) for row in tx.all("folded_list", topic, PAGE)]
+        rows = [Row(*row) for row in tx.all("folded_any", topic, PAGE)]
         return [(tx.lane(row.lane), row) for row in rows]
     waiting: list[tuple[Lane, Row]] = []
     for lane in views.lanes_of(tx, topic):
@@ -105,13 +105,12 @@ def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
         return "dead"
     lane = tx.lane(row.lane)
     its_topic = messages.topic_of(row, lane)
-    lease = tx.one("lease_of_message", row.mid)
+    held = leases.of_message(tx, row)
     message_ends.message_ended(tx, row, its_topic, "cancelled")
-    if lease is None:
+    if held is None:
         messages.remove_waiting(tx, lane, row, its_topic)
         tx.place(lane)
         return "cancelled"
-    held = Held(*lease)
     tx.run("leases_delete", tx.array([held.fence]))
     tx.lane_cache.leases.pop(held.fence, None)
     leases.release_slots(tx, lane, held, tx.now - held.granted)
@@ -208,7 +207,7 @@ def move(
         return "unknown"
     if row.state == DEAD:
         return "dead"
-    if tx.one("lease_of_message", row.mid) is not None:
+    if leases.of_message(tx, row) is not None:
         return "leased"
     if to == "ready" and (row.state != DELAYED or row.since == UNTIL_SIGNALLED_US):
         return "waiting"

@@ -6,7 +6,8 @@ A statement is written once if all databases take the same text. `{lane}`, `{mes
 
 - `{array ?}`: the rows (key, value) of a parameter that is a list, see `Session.array`.
 - `{join}`: a join in this order, which the planner does not change.
-- `{unheld}`: whether a message does not keep its serial key.
+- `{unheld}`: whether a message does not keep its serial key. `{waits}`: whether one that is not
+  dead waits; else it is leased.
 - `{least}`, `{greatest}`: of several values. `{char}`: the character with a number.
 - `{row}`: where a row is stored.
 
@@ -85,6 +86,10 @@ _COLUMNS = {
     "unheld": "(m.serial = 0 OR coalesce((SELECT max(k.head) FROM serial_key k"
     " WHERE k.lane = m.lane AND k.held = 1 AND k.key = CASE WHEN m.topic IS NULL THEN m.key"
     " ELSE m.topic || {char}(31) || m.key END), 0) <> m.mid)",
+    # Leases are found by their fences only.
+    "waits": "(m.state > 0 OR (SELECT count(*) FROM ready w WHERE w.lane = m.lane"
+    " AND w.rank = m.rank AND w.seq = m.seq"
+    " AND w.pos = CASE WHEN m.rank & 1 = 1 THEN m.since ELSE -m.seq END) > 0)",
     "gate": "name, code, operator, tat, leased, open, wake, need, held_until, owes, flow, turn,"
     " mean, holder, waiting, claimed, held_turn,"
     f" (SELECT s.value FROM setting s WHERE s.name = '{GRANT}' || gate.name)",

@@ -66,17 +66,20 @@ SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state I
 -- name: folded_list
 -- The waiting messages of a topic in a bucket: the ready ones in their order, then the parked, then
 -- the delayed.
-SELECT {message} FROM message m WHERE m.topic = ? AND m.state < 3
-   AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND l.gone = 0)
+SELECT {message} FROM message m WHERE m.topic = ? AND m.state < 3 AND {waits}
  ORDER BY CASE m.state WHEN 0 THEN 0 WHEN 2 THEN 1 ELSE 2 END, CASE m.state WHEN 0 THEN m.rank END,
           CASE WHEN m.state = 0 AND m.rank & 1 = 0 THEN -m.seq ELSE m.since END, m.seq LIMIT ?;
 
 -- name: folded_list_of
 -- Those of one state.
-SELECT {message} FROM message m WHERE m.topic = ? AND m.state = ?
-   AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND l.gone = 0)
+SELECT {message} FROM message m WHERE m.topic = ? AND m.state = ? AND {waits}
  ORDER BY CASE m.state WHEN 0 THEN m.rank END,
           CASE WHEN m.state = 0 AND m.rank & 1 = 0 THEN -m.seq ELSE m.since END, m.seq LIMIT ?;
+
+-- name: folded_any
+-- Waiting messages of a topic in a bucket, to be removed: in the order of an index.
+SELECT {message} FROM message m WHERE m.topic = ? AND m.state < 3 AND {waits}
+ ORDER BY m.mid LIMIT ?;
 
 -- name: folded_counts
 -- By state, and whether they are leased: then they have no row in `ready`. Leases have no index by
@@ -118,7 +121,7 @@ SELECT seq FROM message WHERE lane = ? AND rank = ? AND odd = 1 ORDER BY seq LIM
 
 -- name: odd_first_unseen
 SELECT seq FROM message m WHERE m.lane = ?1 AND m.rank = ?2 AND m.odd = 1 AND m.deliveries = 0
-   AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid) ORDER BY m.seq LIMIT 1;
+   AND {waits} ORDER BY m.seq LIMIT 1;
 
 -- name: ident_anywhere
 SELECT mid FROM ident WHERE id = ? LIMIT 1;
@@ -196,7 +199,7 @@ SELECT m.mid FROM message m
                                      WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
                                        AND r.pos = CASE WHEN m.rank & 1 = 1 THEN m.since
                                            ELSE -m.seq END)
-                    AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid))
+                    AND m.mid NOT IN (SELECT l.mid FROM lease l))
     OR (m.state = 1 AND NOT EXISTS (SELECT 1 FROM timer t WHERE t.lane = m.lane
         AND t.at <= m.since))
     OR (m.state = 2 AND m.serial = 0 AND NOT EXISTS (

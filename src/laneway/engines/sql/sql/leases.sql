@@ -42,6 +42,9 @@ SELECT min(deadline) FROM lease WHERE fence BETWEEN ? AND ?;
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot FROM lease
     WHERE mid = ? AND empty IS NULL AND gone = 0;
 
+-- name: is_ready
+SELECT 1 FROM ready WHERE lane = ? AND rank = ? AND pos = ? AND seq = ?;
+
 -- name: leases_end
 -- The leases of a range of fences that are held.
 DELETE FROM lease WHERE fence BETWEEN ? AND ? AND gone = 0;

@@ -295,7 +295,7 @@ SELECT v.mid, f.front, v.since, v.seq, v.size, f.pos FROM first f LEFT JOIN (
 -- The same of a topic in a bucket, of several priorities.
 SELECT m.mid, (m.rank >> 1) * 2, m.since, m.seq, length(m.body), NULL FROM message m
  WHERE m.topic = ? AND m.state < 3 AND m.rank < ? AND {unheld}
-   AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid)
+   AND {waits}
  ORDER BY m.rank >> 1 DESC, m.since, m.seq LIMIT ?;
 
 -- name: ready_next_rank
@@ -311,8 +311,7 @@ SELECT count(*),
        coalesce(sum(length(m.body) + CASE WHEN m.parts > 0 THEN (SELECT sum(length(p.body))
            FROM part p WHERE p.mid = m.mid) ELSE 0 END), 0)
   FROM message m
- WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid
-     AND l.gone = 0);
+ WHERE m.topic = ? AND m.state < 3 AND {waits};
 
 -- name: lanes_with_ranks
 -- Those of these lanes that have a ready message whose rank is between two.

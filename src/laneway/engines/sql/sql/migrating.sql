@@ -12,7 +12,7 @@ DELETE FROM setting WHERE name = ?;
 
 -- name: messages_to_export
 SELECT {message} FROM message m
- WHERE m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND l.gone = 0)
+ WHERE m.state < 3 AND {waits}
      ORDER BY m.mid LIMIT ?;
 
 -- name: idents_finished
