@@ -185,7 +185,9 @@ def bulk(name: str, types: tuple[int, ...], shared: frozenset[int]) -> Statement
             values = "".join(f", {value} AS column{n}" for n, value in each if n - 1 in shared)
             arrays = ", ".join(f"{value}[]" for n, value in each if n - 1 not in shared)
             columns = ", ".join(f"column{n}" for n, _ in each if n - 1 not in shared)
-            rows = f"(SELECT u.*{values} FROM unnest({arrays}) AS u ({columns})) AS v"
+            # OFFSET: else a planner sees that a value is shared, reads all rows with it, and
+            # compares each of them with each of `v`.
+            rows = f"(SELECT u.*{values} FROM unnest({arrays}) AS u ({columns}) OFFSET 0) AS v"
             nullable: set[int] = set()
             return Statement(write(found, rows, nullable), frozenset(nullable))
     raise AssertionError(f"statement {name} does not run for many rows: {text}")

@@ -299,3 +299,9 @@ SELECT 1 FROM pg_namespace WHERE nspname = ?;
 
 -- name: server_version
 SELECT current_setting('server_version');
+
+-- name: idents_joined_to
+-- LATERAL, and OFFSET, which keeps it: else the ids of all joined messages may be read.
+SELECT i.mid, i.id, i.topic FROM {array ?} j
+  CROSS JOIN LATERAL (SELECT n.mid, n.id, n.topic FROM ident n
+                       WHERE n.mid = j.value AND n.alias = 1 OFFSET 0) i;
