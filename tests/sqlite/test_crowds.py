@@ -5,13 +5,16 @@ program changes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.message import Draft
+from laneway.engines.sql import messages, purging
+from laneway.message import Draft, Settlement
 
 FEW, MANY = 20, 1_000
 """Leases of another topic."""
@@ -81,3 +84,54 @@ def test_a_publish_below_the_limit_counts_no_messages() -> None:
         for engine in [with_leases(0, lambda engine: fill(engine, waiting))]  # noqa: B023  # as above
     )
     assert many <= 1.2 * few
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How many messages each transaction of a purge or delete removes, by its number."""
+    counted: Counter[int] = Counter()
+
+    def count(module: Any, name: str) -> None:
+        remove = getattr(module, name)
+
+        def counting(tx: Any, *rest: Any) -> Any:
+            counted[id(tx)] += 1
+            transactions.append(tx)  # so that no id is used again
+            return remove(tx, *rest)
+
+        monkeypatch.setattr(module, name, counting)
+
+    transactions: list[Any] = []
+    count(purging, "_end_lease")
+    count(messages, "remove_waiting")
+    return counted
+
+
+def test_leases_of_a_deleted_topic_end_in_pages(removed: Counter[int]) -> None:
+    engine = with_leases(2_500, lambda _: None)
+    assert engine.topic_delete("other") == 2_500
+    assert list(removed.values()) == [1_000, 1_000, 500]
+    assert [check for check in engine.doctor() if not check.ok] == []
+
+
+def test_large_bodies_are_removed_in_smaller_pages(removed: Counter[int]) -> None:
+    engine = with_leases(0, lambda _: None)
+    for topic in ("leased", "waiting"):
+        engine.put([Draft(topic, bytes(1 << 20))] * 40)
+    assert len(engine.lease(40, topics=["leased"]).leases) == 40
+    assert engine.topic_delete("leased") == 40
+    assert max(removed.values()) <= 32
+    removed.clear()
+    assert engine.topic_purge("waiting") == 40
+    assert max(removed.values()) <= 16
+
+
+def test_known_ids_of_a_deleted_topic_are_forgotten_in_pages() -> None:
+    engine = with_leases(0, lambda engine: engine.policy_set("code", "a", {"dedupe": 3600}))
+    engine.put([Draft("a", b"x", id=f"i{n}") for n in range(2_500)])
+    leases = engine.lease(2_500).leases
+    engine.settle([Settlement(each.handle, each.fence) for each in leases])
+    before = engine._store.commits  # type: ignore[attr-defined]
+    engine.topic_delete("a")
+    assert engine._store.commits - before == 4  # type: ignore[attr-defined]
+    assert engine.lookup("a", ["i1", "i2499"]) == {"i1": "unknown", "i2499": "unknown"}

@@ -225,19 +225,18 @@ class SqlEngine(SqlQueue, Reads, PolicyChanges):
         while True:
             with self.transaction(now_us, durable=True) as tx:
                 last = tx.shard.seq if last is None else last
-                got = purging.purge(tx, topic, last)
+                got, has_more = purging.purge(tx, topic, last)
             removed += got
-            if got < purging.PAGE:
+            if not has_more:
                 return removed
 
     def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
         removed = self.topic_purge(topic, now_us=now_us)
-        while True:
+        deletion = purging.Deletion(topic)
+        while not deletion.is_over:
             with self.transaction(now_us, durable=True) as tx:
-                got = purging.drop_dead(tx, purging.oldest_dead(tx, topic, purging.PAGE))
-                if got < purging.PAGE:
-                    return removed + got + purging.delete(tx, topic)
-            removed += got
+                deletion.step(tx)
+        return removed + deletion.removed
 
     # Messages
 

@@ -22,55 +22,108 @@ from laneway.engines.sql import leases, message_ends, messages, settling, views
 from laneway.engines.sql.rows import Held, Lane, Row
 from laneway.engines.sql.transaction import Transaction
 
-PAGE = 1000
-"""Most messages that one transaction removes."""
+PAGE, PAGE_BYTES = 1000, 16 << 20
+"""Most messages, leases and ids that one transaction removes, and how many bytes, about."""
+
+LOADED = 16
+"""Messages that are read together when their leases are ended."""
 
 
-def purge(tx: Transaction, topic: str, last: int) -> int:
-    """Remove waiting messages with sequence numbers up to `last`; returns how many."""
-    removed = 0
-    for lane, listed in _waiting(tx, topic):
+def purge(tx: Transaction, topic: str, last: int) -> tuple[int, bool]:
+    """
+    Remove a page of waiting messages with sequence numbers up to `last`. Returns how many, and
+    whether there may be more.
+    """
+    removed, most = 0, _page(views.lanes_of(tx, topic))
+    for lane, listed in _waiting(tx, topic, most):
         # When a message was removed, the next one of its key may be ready now: read the row again.
         row = tx.messages.get(listed.mid) if listed.key is not None else listed
         if row is not None and row.seq <= last:
             message_ends.message_ended(tx, row, topic, "cancelled")
             messages.remove_waiting(tx, lane, row, topic)
             removed += 1
-            if removed == PAGE:
+            if removed == most:
                 break
     for lane in views.lanes_of(tx, topic):
         tx.place(lane)
-    return removed
+    return removed, removed == most
 
 
-def _waiting(tx: Transaction, topic: str) -> list[tuple[Lane, Row]]:
+def _page(lanes: Sequence[Lane]) -> int:
+    """How many of the messages that wait in these lanes are a page, by their mean size."""
+    waiting, size = sum(lane.waiting for lane in lanes), sum(lane.bytes for lane in lanes)
+    return max(1, min(PAGE, PAGE_BYTES * waiting // max(size, 1)))
+
+
+def _waiting(tx: Transaction, topic: str, most: int) -> list[tuple[Lane, Row]]:
     if tx.policy(topic).buckets is not None:
-        rows = [Row(*row) for row in tx.all("folded_any", topic, PAGE)]
+        rows = [Row(*row) for row in tx.all("folded_any", topic, most)]
         return [(tx.lane(row.lane), row) for row in rows]
     waiting: list[tuple[Lane, Row]] = []
     for lane in views.lanes_of(tx, topic):
         # Parked messages first: else each removed head would only make the next one ready.
         for state in (PARKED, DELAYED):
-            waiting += [(lane, Row(*row)) for row in tx.all("aside_any", lane.lane, state, PAGE)]
-        if len(waiting) < PAGE:
-            waiting += [(lane, Row(*row)) for row in tx.all("ready_list", lane.lane, PAGE)]
+            waiting += [(lane, Row(*row)) for row in tx.all("aside_any", lane.lane, state, most)]
+        if len(waiting) < most:
+            waiting += [(lane, Row(*row)) for row in tx.all("ready_list", lane.lane, most)]
     return waiting
 
 
-def delete(tx: Transaction, topic: str) -> int:
-    """After a purge: delete leases, known ids and counters. Returns how many leases were ended."""
-    ended = 0
-    for lane in views.lanes_of(tx, topic):
-        for row in tx.all("leased_in_lane", lane.lane):
-            ended += _end_lease(tx, lane, Held(*row), topic)
-        if lane.topic is not None and not (lane.waiting or lane.leased):
-            tx.forget_keys([lane.lane])
-            tx.forget(lane)
-        else:  # a bucket, or notices that messages of the topic have ended wait in it
+class Deletion:
+    """
+    The deletion of a topic after its purge: dead letters, leases, known ids, counters. Each step is
+    a transaction that removes at most a page of each.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.removed = 0
+        """Dead letters and leases."""
+        self.is_over = False
+        self._after = 0
+        self._last: int | None = None
+        """The fences of the leases that are left: behind one, up to the last one of the start."""
+
+    def step(self, tx: Transaction) -> None:
+        """Remove the next page."""
+        topic = self.topic
+        self._last = tx.last_fence() if self._last is None else self._last
+        dropped = drop_dead(tx, oldest_dead(tx, topic, PAGE))
+        self.removed += dropped
+        if dropped == PAGE or self._end_leases(tx, self._last):
+            return
+        if PAGE in (tx.change(name, topic, PAGE) for name in _KNOWN_OF_TOPIC):
+            return
+        for lane in views.lanes_of(tx, topic):
+            if lane.topic is not None and not (lane.waiting or lane.leased):
+                tx.forget_keys([lane.lane])
+                tx.forget(lane)
+            else:  # a bucket, or notices that messages of the topic have ended wait in it
+                tx.place(lane)
+        self.is_over = True
+
+    def _end_leases(self, tx: Transaction, last: int) -> bool:
+        """End the next leases; returns whether there may be more."""
+        lanes = views.lanes_of(tx, self.topic)
+        numbers = tx.array([lane.lane for lane in lanes])
+        page = [Held(*row) for row in tx.all("leases_of_lanes", numbers, self._after, last, PAGE)]
+        size = 0
+        for n, held in enumerate(page):
+            if n % LOADED == 0:
+                if size > PAGE_BYTES:
+                    break
+                tx.messages.load(each.mid for each in page[n : n + LOADED])
+            row = tx.messages.get(held.mid)
+            size += len(row.body) if row is not None else 0
+            self.removed += _end_lease(tx, tx.lane(held.lane), held, self.topic)
+            self._after = held.fence
+        for lane in lanes:
             tx.place(lane)
-    tx.run("idents_delete_topic", topic)
-    tx.run("edges_delete_topic", topic)
-    return ended
+        return bool(page) and (len(page) == PAGE or self._after < page[-1].fence)
+
+
+_KNOWN_OF_TOPIC = ("idents_delete_topic", "edges_delete_topic")
+"""Statements that delete known ids and merge windows of a topic."""
 
 
 def _end_lease(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:

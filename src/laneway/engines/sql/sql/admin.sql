@@ -99,6 +99,13 @@ SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gat
        l.slot
   FROM lease l WHERE l.lane = ?;
 
+-- name: leases_of_lanes
+-- The leases of some lanes between two fences.
+SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone,
+       l.slot
+  FROM lease l WHERE l.lane IN (SELECT value FROM {array ?1} j) AND l.fence > ?2 AND l.fence <= ?3
+   AND l.gone = 0 ORDER BY l.fence LIMIT ?4;
+
 -- name: leased_places
 SELECT m.rank, min(m.seq) FROM lease l JOIN message m ON m.mid = l.mid WHERE l.lane = ?
     AND l.gone = 0 AND l.empty IS NULL GROUP BY m.rank;
@@ -139,13 +146,14 @@ SELECT m.mid, m.state, m.lane, coalesce(m.topic, d.topic) FROM {array ?} j
   LEFT JOIN dead d ON d.mid = m.mid AND m.state = 3;
 
 -- name: idents_delete_topic
-DELETE FROM ident WHERE topic = ? AND mid IS NULL;
+DELETE FROM ident WHERE (id, topic) IN (
+    SELECT id, topic FROM ident WHERE topic = ? AND mid IS NULL LIMIT ?);
 
 -- name: lease_gone
 UPDATE lease SET gone = 1 WHERE fence = ?;
 
 -- name: edges_delete_topic
-DELETE FROM edge WHERE topic = ?;
+DELETE FROM edge WHERE (topic, mkey) IN (SELECT topic, mkey FROM edge WHERE topic = ? LIMIT ?);
 
 -- name: messages_all
 SELECT {message} FROM message m ORDER BY m.seq;
