@@ -188,6 +188,33 @@ def test_a_call_waits_for_few_answers(
     assert (put, lease, settled) == (3 if changes_size_class else 2, 2 if is_foreseen else 3, 2)
 
 
+@pytest.mark.parametrize("topic", ["plain", "serial.a", "keys"])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_many_messages_are_removed_together(
+    engine: PostgresEngine, topic: str, key: str | None
+) -> None:
+    """The lock of the schema is not held for a round trip for each of them."""
+    engine.policy_set("code", "keys", {"key_concurrency": 1})
+    drafts = [Draft(topic, b"x", key=key and f"k{n}", id=f"i{n}") for n in range(100)]
+    engine.put(drafts)
+    settle(engine, engine.lease(100).leases, "dead")
+    trips = [pipeline(engine).trips]
+    assert engine.dead_redrive(limit=50) == 50
+    trips.append(pipeline(engine).trips)
+    assert engine.dead_drop(limit=50) == 50
+    trips.append(pipeline(engine).trips)
+    assert engine.topic_purge(topic) == 50
+    trips.append(pipeline(engine).trips)
+    engine.put(drafts)
+    assert len(engine.lease(100).leases) == 100
+    trips.append(pipeline(engine).trips)
+    assert engine.topic_delete(topic) == 100
+    trips.append(pipeline(engine).trips)
+    redriven, dropped, purged, _, deleted = (after - before for before, after in pairwise(trips))
+    assert max(redriven, dropped, purged) <= 12
+    assert deleted <= 24
+
+
 def test_the_server_begins_while_the_rest_is_prepared(engine: PostgresEngine) -> None:
     """With statements of many rows, before anything is waited for."""
     sender = pipeline(engine)

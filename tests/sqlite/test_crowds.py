@@ -117,13 +117,13 @@ def test_leases_of_a_deleted_topic_end_in_pages(removed: Counter[int]) -> None:
 def test_large_bodies_are_removed_in_smaller_pages(removed: Counter[int]) -> None:
     engine = with_leases(0, lambda _: None)
     for topic in ("leased", "waiting"):
-        engine.put([Draft(topic, bytes(1 << 20))] * 40)
-    assert len(engine.lease(40, topics=["leased"]).leases) == 40
-    assert engine.topic_delete("leased") == 40
-    assert max(removed.values()) <= 32
+        engine.put([Draft(topic, bytes(1 << 19))] * 80)
+    assert len(engine.lease(80, topics=["leased"]).leases) == 80
+    assert engine.topic_delete("leased") == 80
+    assert max(removed.values()) <= 50
     removed.clear()
-    assert engine.topic_purge("waiting") == 40
-    assert max(removed.values()) <= 16
+    assert engine.topic_purge("waiting") == 80
+    assert max(removed.values()) <= 32
 
 
 def test_known_ids_of_a_deleted_topic_are_forgotten_in_pages() -> None:

@@ -265,11 +265,11 @@ def _read_places(tx: Transaction, backlogs: Sequence[Backlog]) -> None:
             left -= sizes[place.mid]
             if left >= 0:
                 mids.append(place.mid)
-    _load(tx, mids)
+    load(tx, mids)
 
 
-def _load(tx: Transaction, mids: Sequence[int]) -> None:
-    """Read these messages, and what it takes to drop them."""
+def load(tx: Transaction, mids: Sequence[int]) -> None:
+    """Read these waiting messages, and what it takes to drop them."""
     tx.messages.load(mids)
     rows = [row for mid in mids if (row := tx.messages.get(mid)) is not None]
     if merging := [(row.lane, row.mkey) for row in rows if row.mkey is not None]:

@@ -18,14 +18,14 @@ from laneway.engines.base import (
     result_name,
 )
 from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
-from laneway.engines.sql import leases, message_ends, messages, settling, views
+from laneway.engines.sql import backlog_limits, leases, message_ends, messages, settling, views
 from laneway.engines.sql.rows import Held, Lane, Row
 from laneway.engines.sql.transaction import Transaction
 
 PAGE, PAGE_BYTES = 1000, 16 << 20
 """Most messages, leases and ids that one transaction removes, and how many bytes, about."""
 
-LOADED = 16
+LOADED = 50
 """Messages that are read together when their leases are ended."""
 
 
@@ -35,7 +35,10 @@ def purge(tx: Transaction, topic: str, last: int) -> tuple[int, bool]:
     whether there may be more.
     """
     removed, most = 0, _page(views.lanes_of(tx, topic))
-    for lane, listed in _waiting(tx, topic, most):
+    waiting = _waiting(tx, topic, most)
+    backlog_limits.load(tx, [row.mid for _, row in waiting if row.key is not None])
+    _load_extras(tx, [row for _, row in waiting])
+    for lane, listed in waiting:
         # When a message was removed, the next one of its key may be ready now: read the row again.
         row = tx.messages.get(listed.mid) if listed.key is not None else listed
         if row is not None and row.seq <= last:
@@ -112,7 +115,7 @@ class Deletion:
             if n % LOADED == 0:
                 if size > PAGE_BYTES:
                     break
-                tx.messages.load(each.mid for each in page[n : n + LOADED])
+                settling.load_expired(tx, page[n : n + LOADED])
             row = tx.messages.get(held.mid)
             size += len(row.body) if row is not None else 0
             self.removed += _end_lease(tx, tx.lane(held.lane), held, self.topic)
@@ -208,7 +211,8 @@ def redrive(tx: Transaction, letters: Sequence[Letter], *, first: int, spacing_u
     Put dead letters back into their topics, with new sequence numbers and no attempts. The first is
     due at `first`, the others `spacing_us` apart.
     """
-    lanes: dict[int, Lane] = {}
+    _load(tx, letters)
+    back: list[tuple[Lane, Row]] = []
     for n, (mid, its_topic, until) in enumerate(letters):
         row = tx.messages.get(mid)
         if row is None:
@@ -218,15 +222,34 @@ def redrive(tx: Transaction, letters: Sequence[Letter], *, first: int, spacing_u
         tx.shard.dead -= 1
         tx.letters[its_topic] = tx.letters.get(its_topic, 0) - 1
         message_ends.message_revived(tx, row, its_topic)
-        lane = _put_back(tx, row, its_topic, first + n * spacing_us)
-        lanes[lane.lane] = lane
-    for lane in lanes.values():
+        back.append((_put_back(tx, row, its_topic, first + n * spacing_us), row))
+    tx.run_many("note_reset", [(row.mid,) for _, row in back])
+    messages.load_parked(tx, [(lane.lane, row.line or "") for lane, row in back if row.serial])
+    tx.merge_keys.load((lane.lane, row.mkey) for lane, row in back if row.mkey is not None)
+    for lane, row in back:
+        messages.begin_waiting_again(tx, lane, row)
+    for lane in {lane.lane: lane for lane, _ in back}.values():
         tx.place(lane)
     return len(letters)
 
 
+def _load(tx: Transaction, letters: Sequence[Letter]) -> None:
+    """Read what removes these dead letters, all of one table in one statement."""
+    mids = [mid for mid, *_ in letters]
+    tx.messages.load(mids)
+    tx.dead_letters.load((mid,) for mid in mids)
+    _load_extras(tx, [row for mid in mids if (row := tx.messages.get(mid)) is not None])
+
+
+def _load_extras(tx: Transaction, rows: Sequence[Row]) -> None:
+    """Read the further bodies of these messages, and the ids that joined them."""
+    tx.parts.load(row.mid for row in rows if row.parts)
+    tx.idents.load_joined(row.mid for row in rows if row.joined)
+
+
 def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
-    policy = tx.policy(topic)
+    """The lane of a dead letter that will wait there again, as a message that arrives."""
+    policy, its_topic = tx.policy(topic), row.topic
     row.seq = tx.next_seq()
     row.since = since
     row.attempts = row.suspect = 0
@@ -239,13 +262,13 @@ def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
     row.lane = lane.lane
     # The topic may have been folded into a bucket, or unfolded, since the message died.
     row.topic = topic if lane.topic is None else None
-    tx.run("message_topic", row.topic, row.mid)
-    tx.run("note_reset", row.mid)
-    messages.begin_waiting_again(tx, lane, row)
+    if row.topic != its_topic:
+        tx.run("message_topic", row.topic, row.mid)
     return lane
 
 
 def drop_dead(tx: Transaction, letters: Sequence[Letter]) -> int:
+    _load(tx, letters)
     for mid, _, _ in letters:
         messages.delete_dead(tx, mid)
     return len(letters)

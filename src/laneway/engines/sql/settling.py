@@ -715,8 +715,8 @@ def _expire_lease(tx: Transaction, held: Held) -> None:
     tx.place(lane)
 
 
-def _load_expired(tx: Transaction, over: Sequence[Held]) -> None:
-    """Read the rows that decide what these leases' messages become."""
+def load_expired(tx: Transaction, over: Sequence[Held]) -> None:
+    """Read the rows that decide what the messages of these leases become."""
     returned = [(held.lane, held.mid) for held in over if held.empty is None]
     tx.notes.load((held.mid,) for held in over if held.started or held.empty is not None)
     merging.load_returning(tx, returned)
@@ -749,7 +749,7 @@ def expire_leases(tx: Transaction, first: int, last: int, at: int, most: int) ->
     tx.load_numbers({held.lane for held in over if not held.gone})
     if over:
         tx.run("leases_delete", tx.array([held.fence for held in over]))
-        _load_expired(tx, [held for held in over if not held.gone])
+        load_expired(tx, [held for held in over if not held.gone])
     for held in over:
         tx.lane_cache.leases.pop(held.fence, None)
         _expire_lease(tx, held)
