@@ -151,7 +151,7 @@ def test_a_message_whose_ttl_ends_is_not_leased_with_those_beside_it(tmp_path: P
         drafts = [Draft("a.1", body, ttl_us=ttl) for body, ttl in ((b"1", 5), (b"2", 10**9))]
         one.put(drafts, now_us=NOW)
         assert [each.body for each in one.lease(9, now_us=NOW + 5).leases] == [b"2"]
-        events = one._store.connection.execute("SELECT a FROM event WHERE kind = ?", (EXPIRES,))
+        events = one._store.connection.execute("SELECT mid FROM event WHERE kind = ?", (EXPIRES,))
         assert events.fetchall() == []
 
 

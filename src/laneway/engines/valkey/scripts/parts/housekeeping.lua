@@ -49,8 +49,8 @@ local housekeeping = part(function(housekeeping)
         return found
     end
 
-    -- Of lanes in this order, the first due messages, which are members of `a:N`: at most `share` of
-    -- each, `most` together. A lane without such messages, whose timer was too early, counts as one.
+    -- Of lanes in this order, the first due messages, members of `a:N`: at most `share` of each,
+    -- `most` together. A lane without such messages, whose timer was too early, counts as one.
     local function add_due(due, found, share, most)
         local last, before = '(D' .. sortable(shard.now + 1), due.count
         for _, lane in ipairs(found) do
