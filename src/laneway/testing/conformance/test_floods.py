@@ -61,7 +61,7 @@ def test_many_messages_expire(driver: EngineDriver) -> None:
 
 @pytest.mark.parametrize("are_one", [True, False])
 def test_many_expired_messages_before_one(driver: EngineDriver, *, are_one: bool) -> None:
-    """A lease of one message passes over expired ones, of its topic and of others."""
+    """A lease of one message passes over expired ones of any topic."""
     expired = MANY // 2
     if are_one:
         driver.put("many", *map(str, range(expired)), ttl_us=SECOND)
@@ -72,7 +72,7 @@ def test_many_expired_messages_before_one(driver: EngineDriver, *, are_one: bool
 
 
 def test_many_topics_wake(driver: EngineDriver) -> None:
-    """The same of topics that a rate has held back."""
+    """The same for topics that a rate has held back."""
     driver.policy("*", rate=1, burst=1)
     put_each(driver, MANY, "1", "2")
     assert len(driver.run(MANY)) == MANY
