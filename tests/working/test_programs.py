@@ -12,7 +12,9 @@ import pytest
 
 from laneway import Laneway, Message
 from laneway.engines import base
-from laneway.working import lease_filter
+from laneway.engines.sqlite import wakeup as sqlite_wakeup
+from laneway.message import Batch
+from laneway.working import engine_thread, lease_filter
 from laneway.working.handler import Handlers
 from tests.working.support import Running, until
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from laneway.message import Settlement
 
 TOPICS = 1_500
+
+QUIET_SECONDS = 0.5
+"""A worker that has called nothing for this long waits for a notification."""
 
 
 def program(tmp_path: Path, pattern: str, seen: list[str]) -> Laneway:
@@ -91,6 +96,61 @@ def test_waiting_messages_of_others_cost_little(
             until(lambda: pushed == ["push.acme"], 60)
         waiting = sum(stats.waiting for stats in push.topics(pattern="mail.*", limit=2 * TOPICS))
         assert waiting == TOPICS
+
+
+def test_a_worker_beside_others_messages_is_notified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A worker without messages of its own stops searching, is notified of its own, and knows when one
+    of them is due.
+    """
+    monkeypatch.setattr(engine_thread, "SEARCH_SECONDS", 600.0, raising=False)
+    monkeypatch.setattr(lease_filter, "PROBE_SECONDS", 600.0)
+    monkeypatch.setattr(sqlite_wakeup, "LOOK_AGAIN", 600.0)
+    pushed: list[str] = []
+    with program(tmp_path, "push.*", pushed) as push, program(tmp_path, "mail.*", []) as mail:
+        mail.publish_many(Message(f"mail.{n}") for n in range(TOPICS))
+        calls: list[float] = []
+        real = push.engine.lease
+
+        def counted(*args: object, **options: object) -> object:
+            calls.append(time.monotonic())
+            return real(*args, **options)  # type: ignore[arg-type]
+
+        def is_quiet() -> bool:
+            return bool(calls) and time.monotonic() - calls[-1] > QUIET_SECONDS
+
+        monkeypatch.setattr(push.engine, "lease", counted)
+        with Running(push, concurrency=10):
+            until(is_quiet)
+            for n in range(3):
+                mail.publish(f"push.{n}")
+                until(lambda: pushed[-1:] == [f"push.{n}"])  # noqa: B023
+                until(is_quiet)
+            mail.publish("mail.new")
+            mail.publish("push.later", delay=0.3)
+            until(lambda: pushed[3:] == ["push.later"])
+            until(is_quiet)
+
+
+def test_notifications_of_others_messages_are_ignored_for_a_while() -> None:
+    """
+    A search that found nothing is followed by a pause if a notification was its reason, or if it
+    took long.
+    """
+    a_filter = lease_filter.LeaseFilter(["push.*"])
+    nothing = Batch([], 0, passed_over=True)
+    a_filter.record_search(nothing, 0.001, was_notified=False)
+    assert a_filter.take_pause() == 0.0
+    a_filter.record_search(nothing, 0.001, was_notified=True)
+    a_filter.record_search(nothing, 0.0, was_notified=False)
+    assert a_filter.take_pause() == lease_filter.MIN_PAUSE_SECONDS
+    assert a_filter.take_pause() == 0.0, "counted once"
+    a_filter.record_search(nothing, 0.01, was_notified=False)
+    assert a_filter.take_pause() == 0.01 * lease_filter.SEARCH_DIVISOR
+    a_filter.record_search(nothing, 60.0, was_notified=False)
+    assert a_filter.take_pause() == lease_filter.MAX_PAUSE_SECONDS
 
 
 def test_a_probe_releases_at_once_what_no_worker_had_before(

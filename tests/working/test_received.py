@@ -14,7 +14,7 @@ from laneway import Laneway, Message
 from laneway.engines.sql import inbox
 from laneway.engines.sqlite import wakeup
 from laneway.engines.sqlite.engine import SqliteEngine
-from laneway.engines.sqlite.wakeup import SERVES_ALL, TAKES_LEASES
+from laneway.engines.sqlite.wakeup import SERVES_ALL, SERVES_SOME, TAKES_LEASES
 from tests.working.support import until
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Received:
         engine = self.other.engine
         assert isinstance(engine, SqliteEngine)
         sockets = Path(engine._wakeup._folder).glob("*")  # there is none without the folder
-        return any(each.name[MARK_CHARACTERS] in SERVES_ALL + TAKES_LEASES for each in sockets)
+        kinds = SERVES_ALL + SERVES_SOME + TAKES_LEASES  # SERVES_SOME: once it leases by patterns
+        return any(each.name[MARK_CHARACTERS] in kinds for each in sockets)
 
 
 @pytest.fixture

@@ -163,6 +163,9 @@ SOON_OVER_US = round(2 * RECEIVED_SECONDS * units.SECOND)
 MAX_WAIT_SECONDS = 60.0
 """How long one wait for the engine's notification lasts at most; a lost one costs that long."""
 
+SEARCH_SECONDS = 1.0
+"""The same for a worker that leases by patterns, whose listener does not look for messages."""
+
 MAX_BURST_TOPICS = 1_000
 """
 How many topics are examined for ready messages when a burst seems over; a burst ends too early if
@@ -250,6 +253,15 @@ class EngineThread(threading.Thread):
         """The listener, if the event loop can watch it."""
         self._received: deque[_HeldBatch | None] = deque()
         """What the event loop has received: a batch, or None for a notification."""
+        self._other_listener: WorkListener | None = None
+        """
+        The one that is not used now: two exist, for a worker that leases all messages and for one
+        that leases by patterns.
+        """
+        self._is_filtered = False
+        """Whether the one that is used is for a worker that leases by patterns."""
+        self._listen_from = 0.0
+        """Until then notifications are ignored (monotonic seconds)."""
         self._listen_until: float | None = None
         """When to lease without a notification (monotonic seconds), or None while busy."""
         self._arrivals = ArrivalThread(engine, options.pool, self.has_work)
@@ -390,9 +402,7 @@ class EngineThread(threading.Thread):
             if self._standby is not None:
                 self._standby.close()
             self._arrivals.finish()
-            if self._listener is not None:
-                self._stop_listening()
-                self._listener.close()
+            self._close_listeners()
 
     def _wait_to_reconnect(self, error: EngineUnavailable) -> None:
         self._should_lease = True
@@ -425,19 +435,16 @@ class EngineThread(threading.Thread):
             seconds = MAX_WAIT_SECONDS
             if self.held:
                 seconds = min(seconds, self._renewal.next_look - time.monotonic())
-            if self._filter.search_at:
-                seconds = min(seconds, self._filter.search_at - time.monotonic())
             if self._needs_reserves:
                 seconds = min(seconds, self._reserves.search_at() - time.monotonic())
         if not self.is_leasing or self.is_paused:
             self._stop_listening()
-        if self._listen_until is not None:
+        pause = self._listen_from - time.monotonic()
+        if self._listen_until is not None and pause <= 0:
             self._listen(self._listen_until, max(seconds, 0.0))
         elif seconds > 0:
-            self.has_work.wait(seconds)
+            self.has_work.wait(seconds if self._listen_until is None else min(seconds, pause))
         self.has_work.clear()
-        if self._filter.take_due_search():
-            self._should_lease = True
 
     def _listen(self, until: float, seconds: float) -> None:
         """Wait for the engine's notification, for other work, or for `seconds`."""
@@ -450,9 +457,10 @@ class EngineThread(threading.Thread):
             self._is_listening = True
             if self._listener is None:
                 self._listener = self._create_listener()
-                if isinstance(self._listener, ReadableListener):
+                if isinstance(self._listener, ReadableListener) and not self._is_filtered:
                     self._readable = self._listener
-            listener, readable, seconds = self._listener, self._readable, min(left, seconds)
+            readable = None if self._is_filtered else self._readable
+            listener, seconds = self._listener, min(left, seconds)
             if readable is not None and (startable or readable.is_watched):
                 found = readable.poll(0.0, startable)
                 if found is False and self._is_watched(readable):
@@ -502,13 +510,17 @@ class EngineThread(threading.Thread):
 
     def _create_listener(self) -> WorkListener:
         create = getattr(self._engine, "work_listener", None)
-        options = self.options
+        pool, topics = self.options.pool, [] if self._is_filtered else self.options.topics
         if create is None:  # an engine of somebody else
-            return WaitingListener(self._engine, options.pool, options.topics)
-        listener: WorkListener = create(
-            options.pool, options.topics, max_lease_us=self._max_lease_us
-        )
+            return WaitingListener(self._engine, pool, topics)
+        listener: WorkListener = create(pool, topics, max_lease_us=self._max_lease_us)
         return listener
+
+    def _change_listener(self) -> None:
+        """While this worker leases by patterns, it learns of all that becomes runnable."""
+        self._is_filtered = not self._is_filtered
+        self._stop_listening()
+        self._listener, self._other_listener = self._other_listener, self._listener
 
     def _stop_listening(self) -> None:
         """The worker is busy: the engine should notify others."""
@@ -524,6 +536,12 @@ class EngineThread(threading.Thread):
             if found is not False:
                 self._take_notification(found)
                 self.has_work.set()
+
+    def _close_listeners(self) -> None:
+        self._stop_listening()
+        for listener in (self._listener, self._other_listener):
+            if listener is not None:
+                listener.close()
 
     def _taken(self) -> int:
         """How many messages run or wait here for a common slot."""
@@ -707,6 +725,7 @@ class EngineThread(threading.Thread):
         options, lease_filter = self.options, self._filter
         ahead = self._prefetch(self.prefetch_seconds)
         startable = max(0, self._reserves.common + ahead + self._ending() - self._taken())
+        was_notified = self._was_notified
         self._was_notified = self._should_lease = False  # others set it while the engine answers
         self._held_at_lease = bool(self.held)
         if lease_filter.only is None:
@@ -727,7 +746,8 @@ class EngineThread(threading.Thread):
             only=lease_filter.only,
             max_lease_us=self._max_lease_us,
         )
-        lease_filter.record_search(batch, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        lease_filter.record_search(batch, seconds, was_notified=was_notified)
         return batch
 
     # Lease for reserved slots
@@ -895,13 +915,16 @@ class EngineThread(threading.Thread):
                 self.is_leasing = False
                 self._callbacks.drained()
                 return
-        if batch.passed_over:  # else notified immediately of other workers' messages
-            self._filter.search_later()
-            return
-        seconds = MAX_WAIT_SECONDS
+        if self._is_filtered != (self._filter.only is not None):
+            self._change_listener()
+            if self._should_lease:
+                return
+        seconds = SEARCH_SECONDS if self._is_filtered else MAX_WAIT_SECONDS
         if batch.next_wake_us is not None:
             seconds = min(seconds, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
-        self._listen_until = time.monotonic() + seconds
+        pause = self._filter.take_pause() if batch.passed_over else 0.0
+        now = time.monotonic()
+        self._listen_from, self._listen_until = now + pause, now + max(seconds, pause)
 
     def _has_ready_topic(self) -> bool:
         """

@@ -5,8 +5,9 @@ While a worker has a handler for each message that it gets, it leases messages o
 After the first message whose topic no handler's pattern covers, it leases by its own patterns
 (`lease(only=…)`); the engine passes over the other topics, a bounded number in a call.
 
-- A worker that finds only other workers' messages searches again after `SEARCH_DIVISOR` times as
-  long as its search took.
+- A worker that finds only other workers' messages searches again when it is notified that a lane
+  has become runnable, and once a second in case it was not notified. If that lane is not for it, it
+  ignores notifications for a while; after a long search for `SEARCH_DIVISOR` times as long.
 - Every few seconds a *probe* leases a few messages of any topic.
   Tasks may be called in any topic, and messages that no program handles have to be found by a
   worker so that they become dead letters.
@@ -36,7 +37,7 @@ PROBE_SIZE = 20
 SEARCH_DIVISOR = 10
 """How many times longer the pause is than a search; searches take 1/10 of the time at most."""
 
-MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.02, 1.0
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.03, 1.0
 """How long the pause between two searches is at least and at most."""
 
 MAX_LEARNED = 1_000
@@ -59,9 +60,10 @@ class LeaseFilter:
         self._covered = frozenset(self._patterns)
         self.only: list[str] | None = None
         """The patterns to lease by, or None to lease everything."""
-        self.search_at = 0.0
-        """When to search behind other workers' messages (monotonic seconds); 0: no search due."""
         self._search_seconds = 0.0
+        """How long the searches took that have found nothing since the last pause."""
+        self._was_notified = False
+        """Whether a notification began one of them."""
         self._met_at = 0.0
         self._probe_at = 0.0
 
@@ -101,24 +103,26 @@ class LeaseFilter:
             self.only = None
         return True
 
-    def record_search(self, batch: Batch, seconds: float) -> None:
-        """Record the answer of a lease by patterns and how long the call took."""
+    def record_search(self, batch: Batch, seconds: float, *, was_notified: bool) -> None:
+        """
+        Record the answer of a lease by patterns, how long the call took, and whether a notification
+        was its reason.
+        """
         if batch.passed_over:
             self._met_at = time.monotonic()
-        found_nothing = batch.passed_over and not batch.leases
-        self._search_seconds = self._search_seconds + seconds if found_nothing else 0.0
+        if batch.passed_over and not batch.leases:
+            self._search_seconds += seconds
+            self._was_notified |= was_notified
+        else:
+            self._search_seconds, self._was_notified = 0.0, False
 
-    def search_later(self) -> None:
-        """The whole pool was searched, and nothing is left for this worker: pause the search."""
-        pause = min(
-            max(self._search_seconds * SEARCH_DIVISOR, MIN_PAUSE_SECONDS), MAX_PAUSE_SECONDS
-        )
-        self.search_at = time.monotonic() + pause
-        self._search_seconds = 0.0
-
-    def take_due_search(self) -> bool:
-        """Whether the pause is over; True once."""
-        if not self.search_at or time.monotonic() < self.search_at:
-            return False
-        self.search_at = 0.0
-        return True
+    def take_pause(self) -> float:
+        """
+        The whole pool was searched, and nothing is left for this worker: for how many seconds it
+        ignores notifications.
+        """
+        pause = self._search_seconds * SEARCH_DIVISOR
+        was_notified, self._was_notified, self._search_seconds = self._was_notified, False, 0.0
+        if pause <= MIN_PAUSE_SECONDS:
+            return MIN_PAUSE_SECONDS if was_notified else 0.0
+        return min(pause, MAX_PAUSE_SECONDS)

@@ -174,6 +174,11 @@ class Wakeup(Protocol):
         Create a listener for messages that can be leased. `pool`, `topics`, and `max_lease_us` for
         messages leased to the caller directly: as in `Queue.lease`.
 
+        With an empty list of topics, the listener is for a caller that looks itself, because it
+        leases by patterns. It is notified of each lane of the pool that becomes runnable. The first
+        `poll`, and the first one after `pause`, returns True: look once, now that notifications
+        have begun.
+
         An engine without its own listener returns
         `laneway.engines.shared.waiting_listener.WaitingListener`.
         """

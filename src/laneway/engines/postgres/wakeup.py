@@ -142,23 +142,28 @@ class Wakeup(sql_wakeup.Wakeup):
 
     # Notifying
 
-    def notify(self, pool: str, *, has_arrivals: bool = False, shard: int = 0) -> None:
+    def notify(
+        self, pool: str, *, has_arrivals: bool = False, only_one: bool = False, shard: int = 0
+    ) -> None:
         self.changed.add(shard)
-        kinds = [] if self._wake_workers(pool) else [ALL]
+        kinds = [] if self._wake_workers(pool, only_one=only_one) else [ALL]
         if has_arrivals and kinds and all(each.pool != pool for each in list(self.busy)):
             kinds.append(BUSY)
-        notified = self._presence.notify(pool, f"{shard} {pool}", SOME, kinds)
+        every = "" if only_one else SOME
+        notified = self._presence.notify(pool, f"{shard} {pool}", every, kinds)
         if has_arrivals and kinds and ALL not in notified:
             self._wake_busy(pool)
 
-    def _wake_workers(self, pool: str) -> bool:
+    def _wake_workers(self, pool: str, *, only_one: bool = False) -> bool:
         """
-        Wake this process's workers with some topics, and one that serves all; whether there is one.
+        Wake this process's workers with some topics, unless `only_one`, and one that serves all;
+        whether there is one.
         """
         waiting = [each for each in list(self.waiting) if each.pool == pool and each.is_waiting]
         serve_all = [each for each in waiting if each.topics is None]
         chosen = [self._random.choice(serve_all)] if serve_all else []
-        for listener in (*chosen, *(each for each in waiting if each.topics is not None)):
+        some = [each for each in waiting if each.topics is not None and not only_one]
+        for listener in (*chosen, *some):
             listener.notify()
         return bool(serve_all)
 
@@ -315,7 +320,8 @@ class StoreWorkListener(listeners.StoreWorkListener):
         while True:
             now = time.monotonic()
             if now >= self._look_at:
-                soon = self._wakeup.look(self.pool, self.topics)
+                is_first = self._look_at == 0 or not self._wakeup.is_notified
+                soon = self._look(self._wakeup, is_first=is_first)
                 first, longest = self._wakeup.pauses
                 self._pause = min(max(first, 2 * self._pause), longest)
                 self._look_at = now + (min(soon, self._pause) if soon > 0 else self._pause)

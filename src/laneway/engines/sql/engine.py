@@ -196,8 +196,11 @@ class SqlQueue(Waits):
                 raise
             commit = store.written
         store.confirm(commit)
-        for pool in tx.pools_to_notify:
-            self._wakeup.notify(pool, has_arrivals=tx.has_arrivals, shard=self.place.shard)
+        shard, pools = self.place.shard, tx.pools_to_notify
+        for pool in pools:
+            self._wakeup.notify(pool, has_arrivals=tx.has_arrivals, shard=shard)
+        for pool in tx.pools_with_more - pools:
+            self._wakeup.notify(pool, only_one=True, shard=shard)
         if tx.changed_results:
             self._wakeup.notify_results(tx.changed_results)
         if durable:  # now: the workers that were notified begin meanwhile
@@ -424,7 +427,7 @@ class SqlQueue(Waits):
                     len(leases) >= startable and wake is not None and wake < self._soon(tx)
                 )  # else this worker has a free slot for what is due soon, and looks then
                 if withheld or (leases and is_full):
-                    tx.pools_to_notify.add(pool)  # there may be more, now or soon
+                    tx.pools_with_more.add(pool)
 
             tx.on_wake = on_wake
         large = self._rivalry.measure(found, tx.shard.delivered, self._store.waited)

@@ -37,6 +37,8 @@ class StoreWorkListener(ABC):
         self.generation = 0
         self.is_watched = False
         self._looks_always = looks_always
+        self._looks_never = topics is not None and not topics
+        """Its caller looks itself, once it is notified, see `base.Wakeup`."""
         self._listeners, self._notify = wakeup.waiting, wakeup.notify
         self._listeners.append(self)
 
@@ -51,6 +53,14 @@ class StoreWorkListener(ABC):
             and startable >= LEAST_STARTABLE
             and (longest is None or longest >= SENT_LEASE_SECONDS * SECOND)
         )
+
+    def _look(self, wakeup: Wakeup, *, is_first: bool) -> float:
+        """
+        In how many seconds its caller should lease; 0: now. `is_first`: it was not notified before.
+        """
+        if is_first and self._looks_never:
+            return 0.0
+        return wakeup.look(self.pool, self.topics)
 
     @abstractmethod
     def poll(self, timeout: float, startable: int = 0) -> Batch | bool: ...

@@ -214,8 +214,9 @@ class Transaction(Statements):
     writes them. Leases are written at once, by name of a statement. Without a `lane_cache` it is a
     view: it reads for itself and is never flushed.
 
-    What its caller does after the commit: notify `pools_to_notify` (with `has_arrivals`) and the
-    listeners of `changed_results`. What it does before: publish `end_notices`.
+    What its caller does after the commit: notify `pools_to_notify` (with `has_arrivals`), one
+    waiter of `pools_with_more`, and the listeners of `changed_results`. What it does before:
+    publish `end_notices`.
     """
 
     def __init__(
@@ -242,6 +243,9 @@ class Transaction(Statements):
         self.on_wake: Callable[[int | None], None] | None = None
         """Is called after the commit, with when housekeeping is due again."""
         self.pools_to_notify: set[str] = set()
+        """Where a lane has become runnable."""
+        self.pools_with_more: set[str] = set()
+        """Where a lease has left something, now or soon, that another waiter should lease."""
         self.first_asleep = NONE  # when the first lane wakes that was written asleep
         self.has_arrivals = False
         self.has_due_later = False  # some of what was put is not due yet

@@ -58,8 +58,14 @@ class Wakeup(ABC):
         """
 
     @abstractmethod
-    def notify(self, pool: str, *, has_arrivals: bool = False, shard: int = 0) -> None:
-        """Wake one waiter of the pool; if none waits and messages came, one arrival listener."""
+    def notify(
+        self, pool: str, *, has_arrivals: bool = False, only_one: bool = False, shard: int = 0
+    ) -> None:
+        """
+        Wake one waiter of the pool, and all that serve some topics only; if the first one does not
+        exist and messages came, one arrival listener. `only_one`: nothing has become runnable,
+        there is more than the caller takes.
+        """
 
     def notify_results(self, ids: Sequence[str]) -> None:
         """Notify all result listeners that something was stored under these ids."""
@@ -121,7 +127,7 @@ class Wakeup(ABC):
     ) -> WorkListener:
         """
         A listener that is notified of what can be leased in a pool. `looks_always`: its `poll`
-        returns only if it has seen something to lease itself.
+        returns only if it has seen something to lease itself. `topics` as in `base.Wakeup`.
         """
 
     @abstractmethod

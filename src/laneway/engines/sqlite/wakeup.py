@@ -103,7 +103,7 @@ class Wakeup(sql_wakeup.Wakeup):
         super().__init__(look)
         self._across = path is not None and hasattr(socket, "AF_UNIX")
         self.may_lease = may_lease and self._across
-        self._alone = path is None
+        self.is_alone = path is None
         self._folder = _folder(path) if path is not None and self._across else ""
         self._names = _Names(self._folder)
         self._workers: dict[str, socket.socket] = {}
@@ -116,6 +116,8 @@ class Wakeup(sql_wakeup.Wakeup):
         self._names_of_workers: list[str] = []
         self._condition = threading.Condition()
         self._notified = 0
+        self.came = 0
+        """How many times lanes have become runnable; counted only without sockets."""
         self._has_warned = False
 
     def arrival_listener(self, pool: str) -> ArrivalListener:
@@ -162,11 +164,14 @@ class Wakeup(sql_wakeup.Wakeup):
                 for start in range(0, len(ids), IDS_AT_ONCE):
                     self._send(name, "\n".join(ids[start : start + IDS_AT_ONCE]).encode())
 
-    def notify(self, pool: str, *, has_arrivals: bool = False, shard: int = 0) -> None:
+    def notify(
+        self, pool: str, *, has_arrivals: bool = False, only_one: bool = False, shard: int = 0
+    ) -> None:
         self.changed.add(shard)
         if not self._across:
             with self._condition:
                 self._notified += 1
+                self.came += not only_one
                 self._condition.notify_all()
             if has_arrivals:
                 for each in list(self.busy):
@@ -178,8 +183,9 @@ class Wakeup(sql_wakeup.Wakeup):
         mine = _pool_mark(pool)
         waiters = [name for name in names if name.startswith(mine)]
         random.shuffle(waiters)
-        for name in [name for name in waiters if name[len(mine)] == SERVES_SOME]:
-            self._send(name)
+        if not only_one:
+            for name in [name for name in waiters if name[len(mine)] == SERVES_SOME]:
+                self._send(name)
         all_topics = SERVES_ALL + TAKES_LEASES
         for kinds in (all_topics, IS_BUSY) if has_arrivals else (all_topics,):
             for name in waiters:
@@ -296,15 +302,20 @@ class Wakeup(sql_wakeup.Wakeup):
             )
 
     def wait_in_process(
-        self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
+        self,
+        timeout: float,
+        pool: str,
+        topics: Sequence[str] | None,
+        interrupt: Interrupt,
+        came: int | None = None,
     ) -> bool:
-        """As `wait`, without a socket."""
+        """As `wait`, without a socket; True as well once `self.came` is not `came`."""
         deadline, before = time.monotonic() + timeout, self.interrupted
         with interrupt.waking(self._notify):
             while self.interrupted == before and not interrupt.is_set:
                 seen = self._notified
                 soon = self.look(pool, topics)
-                if soon <= 0:
+                if soon <= 0 or came not in (None, self.came):
                     return True
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -316,7 +327,7 @@ class Wakeup(sql_wakeup.Wakeup):
                         and not interrupt.is_set
                     ):
                         self._condition.wait(
-                            min(left, soon) if self._alone else min(left, soon, POLL)
+                            min(left, soon) if self.is_alone else min(left, soon, POLL)
                         )
         return False
 
@@ -379,6 +390,8 @@ class StoreWorkListener(listeners.StoreWorkListener):
         self._was_notified = False
         """Whether a notification came together with a lease."""
         self._interrupt = Interrupt()
+        self._came = -1
+        """How many times lanes had become runnable when `poll` said so; -1: it did not yet."""
         super().__init__(wakeup, pool, topics, looks_always=looks_always)
 
     def poll(self, timeout: float, startable: int = 0) -> Batch | bool:
@@ -391,7 +404,7 @@ class StoreWorkListener(listeners.StoreWorkListener):
             if now >= self.look_at:
                 self._was_notified = False
                 # The socket is bound: later publishes send to it.
-                soon = self._wakeup.look(self.pool, self.topics)
+                soon = self._look(self._wakeup, is_first=self._look_at == 0)
                 self._look_at = now + min(soon, LOOK_AGAIN) if soon > 0 else now + LOOK_AGAIN
                 if soon <= 0:
                     return True
@@ -406,7 +419,13 @@ class StoreWorkListener(listeners.StoreWorkListener):
         return False
 
     def _poll_in_process(self, timeout: float) -> bool:
-        found = self._wakeup.wait_in_process(timeout, self.pool, self.topics, self._interrupt)
+        wakeup, came = self._wakeup, self._came if self._looks_never else None
+        polls = self._looks_never and not wakeup.is_alone  # other processes notify nobody
+        timeout = min(timeout, POLL) if polls else timeout
+        found = wakeup.wait_in_process(timeout, self.pool, self.topics, self._interrupt, came)
+        found |= polls
+        if found:
+            self._came = self._wakeup.came
         if self._interrupt.is_set:
             self._interrupt = Interrupt()
         return found
@@ -501,6 +520,7 @@ class StoreWorkListener(listeners.StoreWorkListener):
                 waker.send(WAKE)
 
     def pause(self) -> Batch | bool:
+        self._came = -1
         bound, waker, self._socket, self._waker = self._socket, self._waker, None, None
         if bound is None or waker is None:
             return False

@@ -245,6 +245,8 @@ class StoreWorkListener:
         self._pool = pool
         self._topics = b"" if topics is None else record_formats.pack(list(topics))
         self._kind = "waiters" if topics is None else "choosy"
+        self._looks_never = topics is not None and not topics
+        """Its caller looks itself, once it is registered again after a notification."""
         self._note_notified = note_notified
         self._channel = channel
         self._shards = set(range(space.shards))
@@ -269,15 +271,17 @@ class StoreWorkListener:
         deadline = time.monotonic() + timeout
         found = self._received(0.0)
         self._note_left()
-        while found is False and not self._channel.take_wake():
+        while (found is False or self._looks_never) and not self._channel.take_wake():
             now = time.monotonic()
             if now < self._rest_until:
                 look_at = self._rest_until
             else:
                 if self._grants.look_at <= now and self._grants.renew():
                     return True
-                is_due = now >= self._look_at
-                if (is_due or self._absent) and self._look(startable, is_all=is_due):
+                is_due, is_new = now >= self._look_at, bool(self._absent)
+                if (is_due or is_new) and (
+                    self._look(startable, is_all=is_due) or (is_new and self._looks_never)
+                ):
                     return True
                 look_at, now = min(self._look_at, self._grants.look_at), time.monotonic()
             if now >= deadline:

@@ -67,6 +67,22 @@ def test_work_listener(driver: EngineDriver) -> None:
         listener.close()
 
 
+def test_work_listener_without_topics(driver: EngineDriver) -> None:
+    """It is notified of each lane that becomes runnable, although other messages wait."""
+    driver.put("a", "1")
+    listener = driver.engine.work_listener(topics=[])
+    try:
+        assert listener.poll(SOON) is True, "its caller looks once"
+        for topic in ("b.x", "c", "b.y"):
+            driver.put(topic, "1")
+            assert listener.poll(SOON) is True
+        listener.pause()
+        assert listener.poll(SOON) is True, "something may have arrived during the pause"
+    finally:
+        listener.pause()
+        listener.close()
+
+
 def test_wake_of_a_work_listener(driver: EngineDriver) -> None:
     """`wake` ends a `poll` in another thread, and the next one waits again."""
     listener = driver.engine.work_listener()

@@ -58,7 +58,8 @@ if is_cut and #found == 0 then -- the next call goes on where this one has ended
 end
 local wake = is_cut and shard.now or next_wake.time()
 if withheld or (#found > 0 and (#found == 2 * room or (wake and wake < shard.now + soon))) then
-    pools_to_notify[pool] = true -- there may be more, now or soon, and this worker may be busy then
+    -- there may be more, now or soon, and this worker may be busy then
+    pools_to_notify[pool] = pools_to_notify[pool] or ONE
 end
 save()
 return { shard.now, wake or -1, 0, shard.nonce, first, found, runs, bodies, passed_over and 1 or 0,

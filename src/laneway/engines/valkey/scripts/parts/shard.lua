@@ -507,7 +507,9 @@ local function call_us()
     return floor((clock() - began) * 1e6)
 end
 
--- Pools in which a lane became runnable: at the end of the call a waiting worker is notified.
+-- Pools in which a lane became runnable: at the end of the call a waiting worker is notified, and
+-- all that serve named topics only. ONE: there is more to lease, but nothing new for the latter.
+local ONE = 1
 local pools_to_notify
 
 -- Whether messages arrived in lanes that could not deliver before.

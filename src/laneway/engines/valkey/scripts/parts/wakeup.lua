@@ -129,11 +129,13 @@ local wakeup = part(function(wakeup)
                 pools_to_notify[tier_queue.pool] = true
             end
         end
-        for pool in pairs(pools_to_notify) do
+        for pool, who in pairs(pools_to_notify) do
             if not notify(key('waiters:' .. pool)) and has_arrivals then
                 notify(key('arrivals:' .. pool))
             end
-            notify_choosy(pool)
+            if who ~= ONE then
+                notify_choosy(pool)
+            end
         end
     end
 end)
