@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from laneway import Laneway, Message, Tier
+from laneway.engines.base import MAX_PASSED_OVER
 from laneway.message import Batch, Lease
 from laneway.testing.servers import Server
 from laneway.working import reserves as reserves_module
@@ -113,6 +114,24 @@ def test_short_messages_that_waited_before_the_worker_began(url: str, long: Long
         with Running(app, concurrency=SLOTS, grace=0):
             until(lambda: len(handled) == 10)
             until(lambda: len(long.running) == COMMON)
+
+
+def test_short_messages_beside_topics_of_other_workers(url: str, long: Long) -> None:
+    """
+    They are found while long handlers hang in all common slots. While the first messages of other
+    workers are released, these do not take the reserved slot.
+    """
+    with Laneway(url) as app:
+        app.handler("import.*")(long)
+        handled = handle_short(app)
+        app.publish_many(Message(f"other.{n}") for n in range(3 * MAX_PASSED_OVER))
+        fill(app, "import")
+        with Running(app, concurrency=SLOTS, grace=0):
+            until(lambda: len(long.running) == COMMON)
+            for n in range(5):
+                app.publish(f"hook.{n}")
+                until(lambda n=n: f"hook.{n}" in handled)  # type: ignore[misc]
+            assert len(long.running) == COMMON
 
 
 def test_a_delayed_short_message_starts_when_it_is_due(url: str, long: Long) -> None:

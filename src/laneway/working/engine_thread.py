@@ -760,6 +760,7 @@ class EngineThread(threading.Thread):
             and self.is_leasing
             and not self.is_paused
             and self._taken() - self._ending() >= self._reserves.common
+            and None not in list(self.held.values())  # such a message leaves its slot soon
         )
 
     def _lease_reserved(self) -> None:
