@@ -364,6 +364,25 @@ def test_many_own_topics_and_those_of_other_workers(driver: EngineDriver) -> Non
     assert len(found) == 350 + len(OWN) - 1, found
 
 
+@pytest.mark.parametrize("without", [[], ["other.*"]], ids=["only", "without"])
+def test_topics_of_other_workers_and_priorities(driver: EngineDriver, without: list[str]) -> None:
+    """The second call finds all messages of a range of priorities, and no others."""
+    if not driver.engine.capabilities.reserves:
+        pytest.skip("the engine does not know it")
+    fill_with_others(driver)
+    for priority in (3, 5, 7):
+        for topic in (*OWN, "own.first"):
+            driver.put(topic, f"{topic} {priority}", priority=priority)
+    only = None if without else ["own.*", "single"]
+    filters = {"only": only, "without": without, "priorities": (4, 6)}
+    found = [body for _ in range(2) for body in driver.bodies(100, **filters)]
+    assert sorted(found) == sorted(f"{topic} 5" for topic in (*OWN, "own.first"))
+    driver.put("own.late", "late 2", priority=2)
+    assert driver.lease(100, **filters) == []
+    driver.put("own.late", "late 4", priority=4)
+    assert driver.bodies(100, **filters) == ["late 4"]
+
+
 def test_many_topics_that_a_call_leaves_out(driver: EngineDriver) -> None:
     """
     The second call finds what is not left out, however much is. Copies for subscriptions are found
