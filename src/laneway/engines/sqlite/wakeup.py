@@ -4,8 +4,9 @@ Wakeup: how a process that makes a lane runnable wakes a worker that waits, with
 Each waiter binds a Unix datagram socket in a folder that belongs to the store, as long as it has
 room for messages; the socket's name says which pool it serves. A process that makes a lane runnable
 sends a byte to one waiter of its pool, and to all waiters that serve some topics only, because they
-may not be able to lease it. A worker that leased a full batch wakes the next one. If no worker
-waits, one arrival listener is notified: a busy worker, with a socket of the same kind.
+may not be able to lease it. A worker that leases by patterns is one of the latter, and looks for
+messages itself. A worker that leased a full batch wakes the next one. If no worker waits, one
+arrival listener is notified: a busy worker, with a socket of the same kind.
 
 A process that publishes one message may lease it to a worker with many free slots, in the same
 transaction (see `inbox`), and sends the lease to that worker's socket.

@@ -1,8 +1,8 @@
 -- Waking: a waiting worker has a channel of its own, which is in `waiters:POOL` until the worker is
--- notified or its time is over (in `choosy:POOL`, if it serves only named topics). One worker is
--- notified at a time: it leases, and its lease notifies the next one if there is more. If no worker
--- waits, one of `arrivals:POOL` is notified of an arrival: these are busy, and would see it only at
--- their next lease.
+-- notified or its time is over (in `choosy:POOL`, if it serves only named topics or patterns). One
+-- worker is notified at a time: it leases, and its lease notifies the next one if there is more. If
+-- none waits, one of `arrivals:POOL` is notified of an arrival: these are busy, and would see it
+-- only at their next lease. All of `choosy:POOL` are notified of a lane that becomes runnable.
 --
 -- A waiter that registered as CHANNEL/N/M can start N messages, and its leases end after M
 -- microseconds at the latest (0: as their policies say). A call that puts few messages leases
