@@ -139,6 +139,20 @@ def test_a_full_worker_passes_on_what_it_cannot_start(opened: Opened) -> None:
     until(lambda: all(waiter.answer for waiter in waiters), "the second")
 
 
+def test_all_workers_with_patterns_are_notified(opened: Opened) -> None:
+    """Each may be the only one that serves the topic."""
+    engine = opened(server().url)
+    listeners = [engine.work_listener(topics=[]) for _ in range(50)]
+    try:
+        for listener in listeners:
+            assert listener.poll(20.0) is True, "its caller looks once"
+        engine.put([Draft("a", b"1")])
+        assert all(listener.poll(20.0) is True for listener in listeners)
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
 def test_pools_and_named_topics(opened: Opened) -> None:
     engine = opened(server().url)
     engine.policy_set("code", "g.*", {"pool": "gpu"})

@@ -13,7 +13,7 @@
 -- uses: fairness, writes, gates, tallies, lanes, results, messages, intake, next_wake, serving
 
 local wakeup = part(function(wakeup)
-    local TRIES = 8
+    local TRIES, MOST_CHOOSY = 8, 256
     local LEASED = '+'
     -- the most messages of a call, and the most bytes that wait in the shard
     local MOST_PUSHED, MOST_PUSHED_BYTES = 16, 65536
@@ -25,10 +25,10 @@ local wakeup = part(function(wakeup)
     end
 
     local function notify_choosy(pool)
-        for _, channel in ipairs(call('ZRANGE', key('choosy:' .. pool), 0, 31)) do
+        for _, channel in ipairs(call('ZRANGE', key('choosy:' .. pool), 0, MOST_CHOOSY - 1)) do
             call('PUBLISH', channel, shard.index)
         end
-        call('ZREMRANGEBYRANK', key('choosy:' .. pool), 0, 31)
+        call('ZREMRANGEBYRANK', key('choosy:' .. pool), 0, MOST_CHOOSY - 1)
     end
 
     -- Notify one waiting worker of the pool: the one that is registered for the longest time. It
