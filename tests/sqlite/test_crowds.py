@@ -41,6 +41,8 @@ def with_leases(leases: int, prepare: Callable[[FullEngine], object]) -> FullEng
 
 
 def fold(engine: FullEngine) -> None:
+    engine.put([Draft("leased", b"x", id=f"i{n}") for n in range(100)])
+    engine.lease(100)
     engine.policy_set("code", "fold.*", {"buckets": 1})
     engine.put([Draft("fold.a", b"x", id=f"i{n}") for n in range(100)])
     engine.policy_set("code", "fold.*", {"max_backlog": 100, "on_full": "drop_oldest"})
@@ -56,13 +58,18 @@ CALLS: dict[str, Callable[[FullEngine], object]] = {
     "peek": lambda engine: engine.topic_peek("fold.a"),
     "cancel": lambda engine: engine.cancel("i50", "fold.a"),
     "move": lambda engine: engine.message_move("i50", "fold.a", to="dead"),
+    "find": lambda engine: engine.find("i50", "fold.a"),
+    "explain": lambda engine: engine.explain("i50", "fold.a"),
+    "lookup": lambda engine: engine.lookup("fold.a", [f"i{n}" for n in range(100)]),
+    "find a leased one": lambda engine: engine.find("i50", "leased"),
+    "abort": lambda engine: engine.cancel("i50", "leased"),
     "purge": lambda engine: engine.topic_purge("fold.a"),
     "doctor": lambda engine: engine.doctor(),
 }
 
 
-PER_LEASE = {"peek": 20, "doctor": 150}
-"""Steps for each lease: a view reads all leases once."""
+PER_LEASE = {"doctor": 150, "find a leased one": 8, "abort": 8}
+"""Steps for each lease: leases are searched for one message, and read once by the doctor."""
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -249,7 +249,7 @@ class SqlEngine(SqlQueue, Reads, PolicyChanges):
     def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
         with self.view() as tx:
             row = messages.find(tx, message_id, topic)
-            return views.message_view(tx, row, views.leased(tx)) if row is not None else None
+            return views.message_view(tx, row) if row is not None else None
 
     def explain(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None

@@ -25,7 +25,7 @@ def explain(
     `stores`: all of the namespace.
     """
     row = messages.find(tx, message_id, topic)
-    view = views.message_view(tx, row, views.leased(tx)) if row is not None else None
+    view = views.message_view(tx, row) if row is not None else None
     if row is None or view is None:
         return _absent(tx, message_id, topic)
     if view.state in ("dead", "leased"):

@@ -202,10 +202,10 @@ class View(ExitStack):
         ]
         order = views.by_since if state == "leased" else views.peek_order
         rows.sort(key=lambda each: order(each[1]))
-        leased = {id(tx): views.leased(tx) for tx in self.of_topic(topic)}
+        leased = {id(tx): views.leased(tx) for tx in self.of_topic(topic) if state == "leased"}
         for tx, row in rows[:limit]:
             views.prefetch(tx, [row])
-        found = (views.message_view(tx, row, leased[id(tx)]) for tx, row in rows[:limit])
+        found = (views.message_view(tx, row, leased.get(id(tx), {})) for tx, row in rows[:limit])
         return [view for view in found if view is not None]
 
     # The namespace

@@ -26,7 +26,7 @@ from laneway.engines.shared.states import (
     RUNNABLE,
     STATE_NAMES,
 )
-from laneway.engines.sql import messages
+from laneway.engines.sql import leases, messages
 from laneway.engines.sql.rows import Held, Lane, Row
 from laneway.engines.sql.transaction import Transaction
 from laneway.engines.sql.wanted import ALL_RANKS
@@ -233,12 +233,14 @@ def prefetch(tx: Transaction, rows: Iterable[Row | None]) -> None:
                 tx.prefetch("parts_read", row.mid)
 
 
-def message_view(tx: Transaction, row: Row, leases: Mapping[int, Held]) -> MessageView | None:
-    """A message as administration sees it."""
-    held = leases.get(row.mid)
+def message_view(
+    tx: Transaction, row: Row, leases_by_mid: Mapping[int, Held] | None = None
+) -> MessageView | None:
+    """A message as administration sees it. `leases_by_mid`: all leases, if they were read."""
     if row.state == DEAD:
         dead = tx.one("dead_read", row.mid)
         return dead_view(tx, dead) if dead is not None else None
+    held = leases.of_message(tx, row) if leases_by_mid is None else leases_by_mid.get(row.mid)
     view = _view(tx, row, messages.topic_of(row, tx.lane(row.lane)))
     if held is not None:
         shared.set_lease(
@@ -253,9 +255,9 @@ def message_view(tx: Transaction, row: Row, leases: Mapping[int, Held]) -> Messa
 
 
 def all_messages(tx: Transaction) -> list[MessageView]:
-    leases = leased(tx)
+    held = leased(tx)
     rows = [Row(*row) for row in tx.all("messages_all")]
-    return [view for row in rows if (view := message_view(tx, row, leases)) is not None]
+    return [view for row in rows if (view := message_view(tx, row, held)) is not None]
 
 
 def dead_view(tx: Transaction, dead: tuple[Any, ...]) -> MessageView | None:
@@ -380,18 +382,11 @@ def lane_rates(tx: Transaction, limit: int) -> list[LaneRate]:
 def lookup(tx: Transaction, topic: str, ids: Sequence[str]) -> dict[str, IdState]:
     """The state of each id: unknown, waiting, leased, finished or dead."""
     states: dict[str, IdState] = dict.fromkeys(ids, "unknown")
-    leases = leased(tx)
-
-    def state_of(mid: int, stored: int) -> IdState:
-        if stored == DEAD:
-            return "dead"
-        return "leased" if mid in leases else "waiting"
-
     for page in pages(list(states), IDS_AT_ONCE):
         of_messages: set[str] = set()
-        for message_id, mid, until, stored in tx.all("ident_states", topic, tx.array(page)):
+        for message_id, mid, until, stored, waits in tx.all("ident_states", topic, tx.array(page)):
             if stored is not None:
-                states[message_id] = state_of(mid, stored)
+                states[message_id] = _state(stored, waits=waits)
             elif until is None or until > tx.now:
                 states[message_id] = "finished"
             if mid is not None:
@@ -403,7 +398,13 @@ def lookup(tx: Transaction, topic: str, ids: Sequence[str]) -> dict[str, IdState
             and (mid := parse_generated_id(tx.shard.nonce, message_id)) is not None
         }
         found = tx.all("generated_states", tx.array(list(generated))) if generated else ()
-        for mid, stored, lane, its_topic in found:
+        for mid, stored, lane, its_topic, waits in found:
             if topic == (its_topic if its_topic is not None else tx.lane(lane).topic):
-                states[generated[mid]] = state_of(mid, stored)
+                states[generated[mid]] = _state(stored, waits=waits)
     return states
+
+
+def _state(stored: int, *, waits: bool) -> IdState:
+    if stored == DEAD:
+        return "dead"
+    return "waiting" if waits else "leased"

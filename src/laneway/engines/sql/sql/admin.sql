@@ -135,13 +135,13 @@ SELECT mid FROM ident WHERE id = ? LIMIT 1;
 
 -- name: ident_states
 -- Of these ids: those that are known in the topic.
-SELECT i.id, i.mid, i.until, m.state FROM {array ?2} j
+SELECT i.id, i.mid, i.until, m.state, {waits} FROM {array ?2} j
  {join} ident i ON i.id = j.value AND i.topic = ?1
   LEFT JOIN message m ON m.mid = i.mid;
 
 -- name: generated_states
 -- Of these messages: those without an id of their own, and where their topics can be found.
-SELECT m.mid, m.state, m.lane, coalesce(m.topic, d.topic) FROM {array ?} j
+SELECT m.mid, m.state, m.lane, coalesce(m.topic, d.topic), {waits} FROM {array ?} j
  {join} message m ON m.mid = j.value AND m.id IS NULL
   LEFT JOIN dead d ON d.mid = m.mid AND m.state = 3;
 

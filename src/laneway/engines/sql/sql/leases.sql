@@ -39,8 +39,8 @@ SELECT v.column1 FROM (VALUES (?, ?)) v
 SELECT min(deadline) FROM lease WHERE fence BETWEEN ? AND ?;
 
 -- name: lease_of_message
-SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot FROM lease
-    WHERE mid = ? AND empty IS NULL AND gone = 0;
+SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, slot, holder
+  FROM lease WHERE mid = ? AND empty IS NULL AND gone = 0;
 
 -- name: is_ready
 SELECT 1 FROM ready WHERE lane = ? AND rank = ? AND pos = ? AND seq = ?;
