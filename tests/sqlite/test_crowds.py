@@ -142,3 +142,11 @@ def test_known_ids_of_a_deleted_topic_are_forgotten_in_pages() -> None:
     engine.topic_delete("a")
     assert engine._store.commits - before == 4  # type: ignore[attr-defined]
     assert engine.lookup("a", ["i1", "i2499"]) == {"i1": "unknown", "i2499": "unknown"}
+
+
+def test_leased_messages_of_a_topic_are_read_together() -> None:
+    engine = with_leases(100, lambda _: None)
+    texts: list[str] = []
+    engine._store.connection.set_trace_callback(texts.append)  # type: ignore[attr-defined]
+    assert len(engine.topic_peek("other", limit=100, state="leased")) == 100
+    assert len([text for text in texts if "FROM message m" in text or "JOIN message" in text]) <= 2

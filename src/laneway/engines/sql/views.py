@@ -330,9 +330,11 @@ def _leased_rows(tx: Transaction, topic: str, limit: int) -> list[Row]:
     """The leased messages of a topic; there are no more than workers hold."""
     rows = []
     for lane in lanes_of(tx, topic):
-        for found in tx.all("leased_in_lane", lane.lane):
-            held = Held(*found)
-            row = None if held.gone or held.empty is not None else tx.messages.get(held.mid)
+        leases_here = [Held(*found) for found in tx.all("leased_in_lane", lane.lane)]
+        mids = [held.mid for held in leases_here if not held.gone and held.empty is None]
+        tx.messages.load(mids)
+        for mid in mids:
+            row = tx.messages.get(mid)
             if row is not None and messages.topic_of(row, lane) == topic:
                 rows.append(row)
     return sorted(rows, key=by_since)[:limit]

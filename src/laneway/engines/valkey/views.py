@@ -483,6 +483,8 @@ def _outstanding(view: View, shard: int, lane: Lane) -> Iterator[tuple[int, int,
             first = _under(view, shard, unordered, head + letter, 0, 1)
             if first:
                 yield _priority(head), int.from_bytes(first[0][-14:-7]), letter == b"s"
+    if not lane.leased:
+        return
     leased = [
         mid
         for mid, held in held_in(view, shard)
@@ -643,7 +645,7 @@ _ASIDE: dict[bytes, HeldState] = {b"p": "parked", b"d": "delayed"}
 def _leased(view: View, topic: str, limit: int) -> list[MessageView]:
     """The leased messages of a topic by their since; there are no more than workers hold."""
     found: list[tuple[int, Record]] = []
-    for shard in view.space.routes.shards_of(topic):
+    for shard in dict.fromkeys(shard for shard, lane in lanes_of(view, topic) if lane.leased):
         mids = [
             mid
             for mid, held in held_in(view, shard)
