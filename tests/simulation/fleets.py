@@ -36,6 +36,7 @@ from tests.conformance.postgres_setups import server as postgres_server
 from tests.conformance.valkey_setups import server
 from tests.model import Model
 from tests.server_groups import Cluster
+from tests.simulation import publishing
 from tests.simulation.elections import Candidate, Elections
 from tests.simulation.schedules import Schedules, SchedulingWorker, install
 
@@ -137,11 +138,13 @@ class Drawing:
 
     def everything(self) -> None:
         draw, fleet, store = self.draw, self.fleet, self.fleet.store
+        late = store.network.late_calls
         store.network = Network(
             (0.0005, draw.choice([0.001, 0.01, 0.1])),
             lost_calls=draw.choice([0, 0, 0.01, 0.1]),
             lost_answers=draw.choice([0, 0, 0.01, 0.1]),
             slow=draw.choice([0, 0, 0.02]),
+            late_calls=late,
         )
         for name in ("g", "h"):
             store.apply("gate_set", name, draw.choice(GATES))
@@ -267,21 +270,25 @@ class Drawing:
 
 
 @contextmanager
-def drawn(seed: int, engine: str, length: float) -> Iterator[Fleet]:
-    """The fleet with this seed."""
+def drawn(
+    seed: int, engine: str, length: float, *, with_publishing: bool = True
+) -> Iterator[Fleet]:
+    """The fleet with this seed. `with_publishing`: with what `tests.simulation.publishing` adds."""
     settings = Settings(namespace=uuid.uuid4().hex, tiers=TIERS, durability="memory")
     processes = random.Random(seed).choice([1, 2, 3]) if engine in SEVERAL else 1
     fleet = Fleet(ENGINES[engine], settings, seed=seed, processes=processes)
     try:
+        if with_publishing:
+            publishing.add(seed, fleet)
         Drawing(seed, fleet, length).everything()
         yield fleet
     finally:
         fleet.close()
 
 
-def run(seed: int, engine: str, length: float) -> Fleet:
+def run(seed: int, engine: str, length: float, *, with_publishing: bool = True) -> Fleet:
     """Run the fleet with this seed for some seconds of virtual time, then to its end."""
-    with drawn(seed, engine, length) as fleet:
+    with drawn(seed, engine, length, with_publishing=with_publishing) as fleet:
         fleet.run(length)
         schedule_store.remove(fleet.store.direct, "tick")
         fleet.finish()

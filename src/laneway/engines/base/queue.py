@@ -41,7 +41,8 @@ class Queue(Protocol):
 
         Each shard records which messages of the spool's last batch it has taken, in the transaction
         that stores them, and for `FORWARDED_US`. When repeated, these are `"duplicate"`, even if
-        they have ended and their ids are forgotten. Refused messages are tried again.
+        they have ended and their ids are forgotten. Refused messages are tried again. A repeat that
+        the network delivers only after the spool's next batch is put again where ids are forgotten.
 
         After a refused message, the call refuses the later ones of its topic, to keep their order.
         """

@@ -20,6 +20,7 @@ stops, how the store's clock jumps. The number of a failure repeats it.
 - `store`: the engine behind a network that is slow and loses calls and answers.
 - `actors`: publishers, spools, workers, destinations, operators, chaos.
 - `checks`: what must hold after each call, and at the end.
+- `publishing_checks`: what must hold for dedupe, ttl, backlog limits, merges and spools.
 - `fleet`: all of them together.
 
 The design follows the simulation of FoundationDB (Zhou et al., "FoundationDB: A Distributed

@@ -83,8 +83,11 @@ class Publisher(Actor):
 
     def _next(self) -> Draft:
         self._number += 1
-        draft = self.draft(self._number)
-        return msgspec.structs.replace(draft, id=draft.id or f"{self.name}-{self._number}")
+        return self._draft(self._number)
+
+    def _draft(self, number: int) -> Draft:
+        draft = self.draft(number)
+        return msgspec.structs.replace(draft, id=draft.id or f"{self.name}-{number}")
 
     async def _publish(self, draft: Draft) -> None:
         await self.until_answered("put", [draft])

@@ -70,9 +70,10 @@ class Held:
 
 @dataclass(slots=True)
 class Fate:
-    """What became of a message."""
+    """What became of a message. `expires`: when it may be gone, at the earliest."""
 
     accepted: int
+    expires: int | None = None
     end: str | None = None
     held: Held | None = None
     deliveries: int = 0
@@ -93,7 +94,7 @@ class Messages(Check):
         """By topic, the seconds from a message's due time to its first delivery."""
         self.counts: Counter[tuple[str, str]] = Counter()
         """By topic and what happened."""
-        self._leased_at = 0
+        self.leased_at = 0
         """When somebody leased last, from all shards: the engine takes back leases then."""
 
     # Accepting
@@ -102,31 +103,40 @@ class Messages(Check):
         for draft, receipt in zip(call.arguments[0], call.answer, strict=True):
             self.counts[draft.topic, receipt.outcome] += 1
             if receipt.outcome == "accepted" and draft.signal is None:
-                self._accept(call.now, draft, receipt.id)
+                self._accept(call, draft, receipt.id)
 
     saw_forward = saw_put
 
-    def _accept(self, now: int, draft: Draft, message_id: str) -> None:
+    def _accept(self, call: Call, draft: Draft, message_id: str) -> None:
         policy = self.store.policy_of(draft.topic)
         topics = [draft.topic] if policy.own_backlog else []
         topics += [f"{draft.topic}#{each.name}" for each in policy.subscriptions if not each.where]
-        due = max(now, draft.at_us or 0) + draft.delay_us
+        due = max(call.now, draft.at_us or 0) + draft.delay_us
         for topic in topics:
             old = self.fates.get((topic, message_id))
             if (
                 old is None
                 or old.end is not None
+                or self._may_be_gone(topic, old, call.now)
                 or self.store.state_of(topic, message_id) == "dead"
             ):
-                self.fates[topic, message_id] = Fate(due)
+                ttl = self.store.policy_of(topic).ttl_us(draft.ttl_us)
+                expires = None if ttl is None else call.least + ttl
+                self.fates[topic, message_id] = Fate(due, expires)
             elif topic == draft.topic:  # a copy that is left of the first time is the same one
                 raise self.broken(f"{message_id} of {topic} was accepted twice")
+
+    def _may_be_gone(self, topic: str, fate: Fate, now: int) -> bool:
+        """Whether it may have expired, been dropped, or been merged when another one returned."""
+        policy = self.store.policy_of(topic)
+        has_expired = fate.expires is not None and now >= fate.expires
+        return has_expired or policy.merge is not None or policy.on_full == "drop_oldest"
 
     # Leases
 
     def saw_lease(self, call: Call) -> None:
         if self.store.shards == 1 or len(call.answer.leases) < call.arguments[0]:
-            self._leased_at = call.least
+            self.leased_at = call.least
         most = call.options.get("max_lease_us")
         for lease in call.answer.leases:
             if most is not None and lease.deadline_us > call.now + most:
@@ -162,8 +172,10 @@ class Messages(Check):
         lease = held.lease
         if not held.is_open:
             self.by_fence.pop(lease.fence, None)
-        elif held.deadline + BACK_US > min(self.store.now, self._leased_at):
+        elif held.deadline + BACK_US > min(self.store.now, self.leased_at):
             self.store.clock.after(1, partial(self._check_later, held))
+        elif self.store.policy_of(lease.topic).merge is not None:
+            pass  # it may have joined another message, whose lease the store names for it
         elif self.store.state_of(lease.topic, lease.id) == "leased":
             raise self.broken(
                 f"{lease.id} of {lease.topic} is still leased"
@@ -244,9 +256,13 @@ class Messages(Check):
     # At the end
 
     def end(self) -> None:
-        for topic, message_id in (where for where, fate in self.fates.items() if not fate.end):
+        for (topic, message_id), fate in self.fates.items():
+            if fate.end:
+                continue
             state = self.store.state_of(topic, message_id)
             if state in ("unknown", "finished"):
+                if self._may_be_gone(topic, fate, self.store.now):
+                    continue
                 raise self.broken(f"{message_id} of {topic} was accepted, and is lost ({state})")
             if state != "dead":
                 why = self.store.engine.explain(message_id, topic, now_us=self.store.now)

@@ -140,9 +140,11 @@ class Fleet:
         """
         End publishers, operators and faults, let the workers handle the rest, and check the end.
         """
+        late = self.store.network.latest if self.store.network.late_calls else 0.0
         self.store.network = Network()
         for actor in self.actors:
             actor.finish()
+        self._run(self.clock.now + round(late * units.SECOND))  # until late calls have come
         for layer, pattern, fields in list(every_policy(self.store.engine)):
             if fields.get("paused"):
                 self.store.apply("policy_set", layer, pattern, {"paused": False})

@@ -8,7 +8,7 @@ gets it. Workers that wait are notified as by a real engine: one, when there may
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -33,14 +33,19 @@ class Network(msgspec.Struct):
 
     - `delay`: seconds of a call, and of its answer, at least and at most.
     - `lost_calls`, `lost_answers`: parts of all calls. The caller learns it after `timeout`.
+    - `late_calls`: the part of all calls that reach the store after the caller has given up, up to
+      `latest` seconds later: when the network is whole again, or when a server continues that was
+      stopped. By then the caller may have repeated the call.
     - `slow`: the part of all calls that takes up to `timeout`.
     """
 
     delay: tuple[float, float] = (0.0005, 0.003)
     lost_calls: float = 0.0
     lost_answers: float = 0.0
+    late_calls: float = 0.0
     slow: float = 0.0
     timeout: float = 2.0
+    latest: float = 30.0
 
 
 class Call(NamedTuple):
@@ -128,9 +133,11 @@ class Store:
 
     def state_of(self, topic: str, message_id: str) -> str:
         """What `lookup` answers for a message."""
-        return self.engine.lookup(topic, [message_id], now_us=self.clock.now + self.skew_us)[
-            message_id
-        ]
+        return self.states_of(topic, [message_id])[message_id]
+
+    def states_of(self, topic: str, ids: Sequence[str]) -> Mapping[str, str]:
+        """What `lookup` answers for messages."""
+        return self.engine.lookup(topic, ids, now_us=self.clock.now + self.skew_us)
 
     def call(self, operation: str, *arguments: Any, **options: Any) -> Wait:
         """
@@ -144,6 +151,11 @@ class Store:
             if clock.chance(network.lost_calls):
                 error = EngineUnavailable("the call was lost", applied=None)
                 clock.after(network.timeout, partial(wake, error=error))
+            elif clock.chance(network.late_calls):
+                error = EngineUnavailable("the answer was lost", applied=None)
+                clock.after(network.timeout, partial(wake, error=error))
+                late = network.timeout + clock.random.uniform(0, network.latest)
+                clock.after(late, partial(arrive, _nobody))
             else:
                 clock.after(self._delay(), partial(arrive, wake))
 
@@ -238,6 +250,10 @@ class Store:
         if at == self._looks_at:
             self._looks_at = None
             self.notify()
+
+
+def _nobody(value: object = None, error: BaseException | None = None) -> None:
+    """Who gets the answer of a call that arrives late."""
 
 
 class _Direct:
