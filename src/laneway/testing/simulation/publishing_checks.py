@@ -144,10 +144,10 @@ class Expiry(_OfTopics):
 
     def saw_lease(self, call: Call) -> None:
         for lease in self.leases(call):
-            _, end = self._ends.get((lease.topic, lease.id), (0, call.now + 1))
-            if end <= call.now:
+            _, end = self._ends.get((lease.topic, lease.id), (0, call.least + 1))
+            if end <= call.least:  # each shard has a time of its own
                 raise self.broken(
-                    f"{lease.id} of {lease.topic} was delivered {(call.now - end) / SECOND:g} s"
+                    f"{lease.id} of {lease.topic} was delivered {(call.least - end) / SECOND:g} s"
                     " after its ttl"
                 )
 
