@@ -140,11 +140,11 @@ class Fleet:
         """
         End publishers, operators and faults, let the workers handle the rest, and check the end.
         """
-        late = self.store.network.latest if self.store.network.late_calls else 0.0
-        self.store.network = Network()
+        network, self.store.network = self.store.network, Network()
+        late = network.timeout + (network.latest if network.late_calls else 0.0)
         for actor in self.actors:
             actor.finish()
-        self._run(self.clock.now + round(late * units.SECOND))  # until late calls have come
+        self._run(self.clock.now + round(late * units.SECOND))  # for late calls
         for layer, pattern, fields in list(every_policy(self.store.engine)):
             if fields.get("paused"):
                 self.store.apply("policy_set", layer, pattern, {"paused": False})
