@@ -30,6 +30,7 @@ BENCHES = (
     "latency",
     "slots",
     "others",
+    "floods",
     "top",
     "lookup",
     "peers",

@@ -151,6 +151,12 @@ SECTIONS = (
         " handlers of one second for the other topics hold all common slots.",
     ),
     Section(
+        "floods",
+        "Messages that are due at one time",
+        "How late another customer's messages are while many of one customer arrive, or expire, at"
+        " one time; without priorities or tiers.",
+    ),
+    Section(
         "subscriptions",
         "Subscriptions",
         "What a subscription's copy costs compared with a plain message, over put, lease and"
