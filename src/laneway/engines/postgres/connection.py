@@ -397,18 +397,20 @@ class Connection:
         for n in nullable | statement.nullable:
             columns[n] = [None if each == 0 else each for each in columns[n]]
         self._note(name)
-        return self.pipeline.send(
-            statement.text if count is None else exactly(statement.text, count),
-            tuple(oid if n in shared else _ARRAY_OF[oid] for n, oid in enumerate(types)),
-            [
-                encode_array(oid, column)
-                if n not in shared
-                else None
-                if column[0] is None
-                else _ELEMENT[oid](column[0])
-                for n, (oid, column) in enumerate(zip(types, columns, strict=True))
-            ],
-        )
+        text = statement.text
+        sent = tuple(oid if n in shared else _ARRAY_OF[oid] for n, oid in enumerate(types))
+        values = [
+            encode_array(oid, column)
+            if n not in shared
+            else None
+            if column[0] is None
+            else _ELEMENT[oid](column[0])
+            for n, (oid, column) in enumerate(zip(types, columns, strict=True))
+        ]
+        if count is not None:
+            text, sent = exactly(text, len(sent) + 1), (*sent, INT8)
+            values.append(_int8(count))
+        return self.pipeline.send(text, sent, values)
 
     array = Array
     keeps_deleted = True

@@ -193,12 +193,14 @@ def bulk(name: str, types: tuple[int, ...], shared: frozenset[int]) -> Statement
     raise AssertionError(f"statement {name} does not run for many rows: {text}")
 
 
-def exactly(text: str, count: int) -> str:
+def exactly(text: str, number: int) -> str:
     """
-    A statement that fails with a division by zero if it changes another number of rows, so that
-    nobody has to wait for its result.
+    A statement that fails with a division by zero if it changes another number of rows than its
+    parameter with this number, so that nobody has to wait for its result.
     """
-    return f"WITH changed AS ({text} RETURNING 1) SELECT 1 / (count(*) = {count})::int FROM changed"
+    return (
+        f"WITH changed AS ({text} RETURNING 1) SELECT 1 / (count(*) = ${number})::int FROM changed"
+    )
 
 
 def _without_comments(text: str) -> str:
