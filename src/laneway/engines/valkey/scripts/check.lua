@@ -42,36 +42,27 @@ local function count_leases()
     return counts, by_slot
 end
 
-local function has_message(mid)
-    return call('HEXISTS', keys.m, text(mid)) == 1
-end
-
--- Entries of a sorted set whose message is gone.
-local function drop_orphans(name)
-    for _, member in ipairs(call('ZRANGE', name, 0, LOOKED_AT - 1)) do
-        if not has_message(messages.number_in(member)) then
-            orphans = orphans + 1
-            if repairs then
-                call('ZREM', name, member)
-            end
+-- Look at an entry of an index, which `drop(...)` removes if its message is gone.
+local function check_entry(mid, drop, ...)
+    if call('HEXISTS', keys.m, text(mid)) == 0 then
+        orphans = orphans + 1
+        if repairs then
+            drop(...)
         end
     end
 end
 
 local function check_lane(lane, leases)
-    local number = text(lane.number)
-    drop_orphans(key('z:' .. number))
-    drop_orphans(key('a:' .. number))
-    for _, mid in ipairs(plain.peek(lane, LOOKED_AT)) do
-        if not has_message(mid) then
-            orphans = orphans + 1
-            if repairs then
-                plain.unlist(lane, mid)
-            end
+    local in_order, aside = lanes.key_of('z', lane), lanes.key_of('a', lane)
+    for _, name in ipairs({ in_order, aside }) do
+        for _, member in ipairs(call('ZRANGE', name, 0, LOOKED_AT - 1)) do
+            check_entry(messages.number_in(member), call, 'ZREM', name, member)
         end
     end
-    local listed, sorted = call('LLEN', key('q:' .. number)), call('ZCARD', key('z:' .. number))
-    local aside = key('a:' .. number)
+    for _, mid in ipairs(plain.peek(lane, LOOKED_AT)) do
+        check_entry(mid, plain.unlist, lane, mid)
+    end
+    local listed, sorted = call('LLEN', lanes.key_of('q', lane)), call('ZCARD', in_order)
     local is = {
         listed = listed, sorted = sorted, ready = #lane.latest / 7 + listed + sorted, delayed =
             call('ZLEXCOUNT', aside, '[d', '(e'),

@@ -12,17 +12,9 @@ local adaptive = part(function(adaptive)
     local MEDIAN_STEP = 16
     local FIRST, GREW, SLOWER, UNAVAILABLE = 0, 1, 2, 5
     local OVERLOADS = { timeout = 3, answer = 4 }
-    local FIELDS = { 'limit', 'is_used', 'count', 'quick', 'median', 'best', 'slow', 'slow_limit',
-        'slow_median', 'wall', 'held', 'fence', 'reason', 'changed' }
-
-    -- A lane's flow, from the list that is stored.
-    function adaptive.decode(stored)
-        return named(FIELDS, stored)
-    end
-
-    function adaptive.encode(flow)
-        return values_in(FIELDS, flow)
-    end
+    -- as they are stored
+    adaptive.FIELDS = { 'limit', 'is_used', 'count', 'quick', 'median', 'best', 'slow',
+        'slow_limit', 'slow_median', 'wall', 'held', 'fence', 'reason', 'changed' }
 
     function adaptive.begin(now)
         return { limit = FIRST_LIMIT, is_used = 0, count = 0, quick = 0, median = 0, best = 0,

@@ -62,14 +62,10 @@ local backlog = part(function(backlog)
         return one.seq < other.seq
     end
 
-    -- Who waits for an end would wait forever without its notice.
-    local function is_end_notice(headers)
-        return headers and headers['laneway-task'] == 'laneway.ended'
-    end
-
     -- The message that is dropped first among the members of a sorted set, from the largest rank
-    -- on. All members of a rank with `at_front` are read, because they are not in the order of
-    -- since. `rank_at`: where the rank begins in a member.
+    -- on; no end notice, because who waits for that would wait forever. All members of a rank with
+    -- `at_front` are read, because they are not in the order of since. `rank_at`: where the rank
+    -- begins in a member.
     local function victim_of(name, first, last, rank_at)
         local best, rank = nil, last
         for _ = 1, MOST_RANKS do
@@ -85,7 +81,8 @@ local backlog = part(function(backlog)
             for _, member in ipairs(call('ZRANGE', name, '[' .. here, '[' .. here
                 .. string.rep('\255', 22), 'BYLEX', 'LIMIT', 0, MOST_OF_RANK)) do
                 local record = messages.read(messages.number_in(member))
-                if record and not is_end_notice(record.headers)
+                local task = record and record.headers and record.headers['laneway-task']
+                if record and task ~= 'laneway.ended'
                     and (record.serial == NO or not messages.holds_key(record))
                     and (not best or is_worse(record, best)) then
                     best = record

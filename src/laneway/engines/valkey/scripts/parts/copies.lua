@@ -99,17 +99,13 @@ local copies = part(function(copies)
         return draft.id and ids.is_known(draft.topic, draft.id, draft.generated_mid)
     end
 
-    -- Whether the draft would join a waiting message.
-    local function joins(draft, policy)
-        local waiting = draft.mkey and merging.waiting_one(draft.topic, draft.mkey)
-        return waiting and lanes.find(waiting.lane)
-            and (policy.merge ~= 'all' or waiting.parts + 1 < policy.merge_limit)
-    end
-
     -- Why a copy refuses its message; nil: it does not.
     local function refusal(draft)
         local policy = policies.of(draft.topic)
-        if joins(draft, policy) or is_known(draft) then
+        local waiting = draft.mkey and merging.waiting_one(draft.topic, draft.mkey)
+        local joins = waiting and lanes.find(waiting.lane)
+            and (policy.merge ~= 'all' or waiting.parts + 1 < policy.merge_limit)
+        if joins or is_known(draft) then
             return nil
         end
         local limit = backlog.refuses_copy(draft.topic, policy, draft.size)

@@ -6,11 +6,6 @@
 local UNTIL_SIGNALLED = 7258118400000000
 
 local flow_signals = part(function(flow_signals)
-    -- Whether a message that is published waits for signals.
-    function flow_signals.waits(draft)
-        return draft.headers and draft.headers['laneway-signals']
-    end
-
     -- Receive a signal. A repeated one, or one for a message that does not wait, is a duplicate.
     -- The signal with number 0 ends the waiting.
     function flow_signals.receive(draft, arrivals)

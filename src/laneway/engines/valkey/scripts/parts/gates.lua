@@ -63,7 +63,7 @@ local gates = part(function(gates)
     local function decode(name, values)
         local gate = named(FIELDS, values)
         gate.name, gate.is_held_again, gate.listed = name, false, gate.listed or {}
-        gate.flow = gate.flow and adaptive.decode(gate.flow)
+        gate.flow = gate.flow and named(adaptive.FIELDS, gate.flow)
         known[name] = gate
         return gate
     end
@@ -585,7 +585,7 @@ local gates = part(function(gates)
 
     local function write(gate)
         local values = values_in(FIELDS, gate)
-        values[FLOW] = gate.flow and adaptive.encode(gate.flow)
+        values[FLOW] = gate.flow and values_in(adaptive.FIELDS, gate.flow)
         values[#FIELDS] = next(gate.listed) ~= nil and gate.listed
         call('HSET', keys.gates, gate.name, packed(unpack(values, 1, #FIELDS)))
     end
@@ -606,10 +606,6 @@ local gates = part(function(gates)
 
     function gates.save()
         groups.save_turns(gates.moved)
-        if not is_used then
-            groups.save()
-            return
-        end
         if next(changed) ~= nil or next(moved) ~= nil then
             for gate in pairs(changed) do
                 look(gate)

@@ -121,11 +121,6 @@ key_limits = part(function(key_limits)
         return room_of(policy, read(slot) or UNUSED)
     end
 
-    -- Read the states of these keys at once.
-    function key_limits.load(slots)
-        writes.load_fields(keys.key_states, slots)
-    end
-
     -- Park a ready message because of its key.
     function key_limits.park(lane, policy, slot, record)
         local state = read(slot) or new()
@@ -182,9 +177,7 @@ key_limits = part(function(key_limits)
         end
         local policy = lanes.policy_of(lane)
         state.leased = max(state.leased - 1, 0)
-        if state.parked > 0 and room_of(policy, state) > 0 then
-            bring_forward(lane, slot, state, 1)
-        end
+        bring_forward(lane, slot, state, min(room_of(policy, state), 1))
         save_state(lane, policy, slot, state)
     end
 
@@ -193,9 +186,7 @@ key_limits = part(function(key_limits)
         local state, policy = slot and read(slot), lanes.policy_of(lane)
         if state and policy.key_rate then
             state.tat = fairness.return_permits(state.tat, policy.key_step, 1, since)
-            if state.parked > 0 and room_of(policy, state) > 0 then -- it may be delayed now
-                bring_forward(lane, slot, state, 1)
-            end
+            bring_forward(lane, slot, state, min(room_of(policy, state), 1))
             save_state(lane, policy, slot, state)
         end
     end
@@ -242,11 +233,11 @@ key_limits = part(function(key_limits)
 
     -- Look at the lane's keys with parked messages, from the first or behind a slot; the rest at
     -- the next calls.
-    local function look_at_keys(lane, after)
+    function key_limits.look_at_keys(lane, after)
         local slots = call('ZRANGE', slots_key(lane), after and '(' .. after or '-', '+', 'BYLEX',
             'LIMIT', 0, LOOKED_AT)
         local left, last = LOOKED_AT, #slots == LOOKED_AT and slots[LOOKED_AT]
-        key_limits.load(slots)
+        writes.load_fields(keys.key_states, slots)
         for n, slot in ipairs(slots) do
             left = left - wake_one(lane, slot, left)
             if left <= 0 and n < #slots then
@@ -264,7 +255,7 @@ key_limits = part(function(key_limits)
         local name, slot = match(member, '^.(.-)%z(.*)$')
         local lane = lanes.find(name)
         if lane and lane.number == lane_number(slot) then
-            look_at_keys(lane, slot)
+            key_limits.look_at_keys(lane, slot)
             if lane.place == IDLE then
                 lanes.place(lane)
             end
@@ -281,7 +272,7 @@ key_limits = part(function(key_limits)
     function key_limits.wake(most)
         local due, slots, names = call('ZRANGE', keys.key_wakes, '-inf', shard.now, 'BYSCORE',
             'LIMIT', 0, most), {}, {}
-        key_limits.load(due)
+        writes.load_fields(keys.key_states, due)
         local rest
         for _, slot in ipairs(due) do
             local is_rest = byte(slot) == 2
@@ -349,12 +340,5 @@ key_limits = part(function(key_limits)
         end
         known = {}
         return wrong
-    end
-
-    -- The limits are not those under which the lane's messages were parked: look at all of its
-    -- keys, at the first of them at once.
-    function key_limits.limits_changed(lane, policy)
-        lane.keys[2] = policy.key_limits
-        look_at_keys(lane, nil)
     end
 end)

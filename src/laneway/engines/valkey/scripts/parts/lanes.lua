@@ -129,7 +129,7 @@ lanes = part(function(lanes)
             for field, value in pairs(rare) do
                 lane[field] = value
             end
-            lane.flow = lane.flow and adaptive.decode(lane.flow)
+            lane.flow = lane.flow and named(adaptive.FIELDS, lane.flow)
             tallies.begin_rare(lane, lane.was)
         end
     end
@@ -168,7 +168,7 @@ lanes = part(function(lanes)
     local function rare_of(lane)
         local rare = unusual_in(lane, USUAL)
         rare.big, rare.old, rare.busy, rare.slow, rare.tat, rare.gate = nil
-        rare.flow = rare.flow and adaptive.encode(rare.flow)
+        rare.flow = rare.flow and values_in(adaptive.FIELDS, rare.flow)
         return next(rare) ~= nil and packed(rare) or NO_RARE
     end
 
@@ -633,7 +633,8 @@ lanes = part(function(lanes)
         end
         if lane.parked > 0 and lane.keys and lane.keys[2] ~= ''
             and lane.keys[2] ~= policy.key_limits then
-            key_limits.limits_changed(lane, policy)
+            lane.keys[2] = policy.key_limits
+            key_limits.look_at_keys(lane)
         end
         local tier_queue = tier_queues[lane.tier_queue]
         local place, wake = where(lane, policy, tier_queue, was_visited)

@@ -116,13 +116,6 @@ local messages = part(function(messages)
         return record
     end
 
-    -- Release what the tables hold: bodies may be large.
-    local function forget_contents()
-        for n = 1, min(taken, POOL) do
-            pool[n].stored, pool[n].content = '', false
-        end
-    end
-
     -- The cost in headers (false or nil: none), as `headers.cost` in Python reads it.
     function messages.cost_in(headers)
         local written = headers and headers['laneway-cost']
@@ -257,7 +250,9 @@ local messages = part(function(messages)
             writes.set_member(keys['top:dead'], topics[n], number > 0 and number)
         end
         known, changed, letters = {}, {}, {}
-        forget_contents()
+        for n = 1, min(taken, POOL) do -- bodies may be large
+            pool[n].stored, pool[n].content = '', false
+        end
     end
 
     function messages.size(record)
@@ -654,7 +649,7 @@ local messages = part(function(messages)
     -- A message that is deleted at its delivery, at most once: until its lease ends, keep what
     -- `finished_message_ended` reports, if its headers ask for an end.
     function messages.keep_finished(record)
-        if results.reports_end(record) then
+        if results.milliseconds_of(record) or record.headers and record.headers['laneway-flow'] then
             call('SET', key('e:' .. text(record.mid)), messages.encode(record))
         end
     end

@@ -10,18 +10,13 @@ local plain = part(function(plain)
     -- numbers and records that are not written yet, flat, and how those end: the time of the call
     local records, stamp = {}, ''
 
+    -- There are some at the beginning of a call after one that ended in an error.
     local function forget()
         for n = 1, #arrivals do
             arrivals[n].arrived = false
         end
         clear(arrivals)
         clear(records)
-    end
-
-    local function reset() -- there are some after a call that ended in an error
-        if records[1] then
-            forget()
-        end
     end
 
     -- The numbers in a record from one position to another.
@@ -47,7 +42,7 @@ local plain = part(function(plain)
     function plain.append(lane, mid, record, size)
         local mids, place = lane.arrived, #records
         if place == 0 then
-            at_next_begin(reset)
+            at_next_begin(forget)
             stamp = sortable(shard.now)
         end
         records[place + 1], records[place + 2] = mid, record .. stamp

@@ -132,7 +132,7 @@ local putting = part(function(putting)
     -- Let a message wait that is not plain.
     local function insert(draft, policy, lane, mid)
         local since, expires, now = shard.now, draft.ttl and shard.now + draft.ttl, shard.now
-        if draft.headers and flow_signals.waits(draft) then
+        if draft.headers and draft.headers['laneway-signals'] then
             since, expires = UNTIL_SIGNALLED, false
         elseif draft.at or draft.delay > 0 then
             since = merging.explicit_due(draft)
@@ -191,8 +191,8 @@ local putting = part(function(putting)
             return nil
         end
         putting.decode(draft)
-        local due = not draft.signal and not flow_signals.waits(draft)
-            and merging.explicit_due(draft)
+        local waits = draft.signal or draft.headers and draft.headers['laneway-signals']
+        local due = not waits and merging.explicit_due(draft)
         return due and due >= shard.now + ttl and due - shard.now or nil
     end
 

@@ -7,18 +7,16 @@ local recent = part(function(recent)
     local LEAST = { ['in-rate'] = 1, failures = 0.05 }
 
     -- of this call, by kind and topic: a command for each would be slow
-    local counts = { ['in-rate'] = {}, failures = {} }
+    local counts = {}
 
     local function reset()
-        counts = { ['in-rate'] = {}, failures = {} }
+        counts = {}
     end
 
-    local function add(kind, topic, count)
-        local of_kind = counts[kind]
-        if next(of_kind) == nil then
-            at_next_begin(reset)
-        end
-        of_kind[topic] = (of_kind[topic] or 0) + count
+    function recent.add(kind, topic, count)
+        at_next_begin(reset)
+        counts[kind] = counts[kind] or {}
+        counts[kind][topic] = (counts[kind][topic] or 0) + count
     end
 
     local function write(kind, of_kind, now)
@@ -43,10 +41,8 @@ local recent = part(function(recent)
     -- Write what this call has counted.
     function recent.save(now)
         for kind, of_kind in pairs(counts) do
-            if next(of_kind) ~= nil then
-                write(kind, of_kind, now)
-                counts[kind] = {}
-            end
+            write(kind, of_kind, now)
+            counts[kind] = nil
         end
     end
 
@@ -65,10 +61,6 @@ local recent = part(function(recent)
     -- if published % STEP < more: then the number passed a multiple of STEP.
     function recent.arrived(topic, published, more)
         local steps = floor(published / STEP) - floor((published - more) / STEP)
-        add('in-rate', topic, steps * STEP)
-    end
-
-    function recent.failed(topic, count)
-        add('failures', topic, count)
+        recent.add('in-rate', topic, steps * STEP)
     end
 end)

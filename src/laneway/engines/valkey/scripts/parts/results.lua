@@ -81,11 +81,6 @@ local results = part(function(results)
         return math.max(1, math.min(tonumber(otherwise) or tonumber(done), MAX_SECONDS) * 1000)
     end
 
-    -- Whether the message's headers ask for a report of its end.
-    function results.reports_end(record)
-        return results.milliseconds_of(record) or record.headers and record.headers['laneway-flow']
-    end
-
     function results.set_handled(mid, with_outcome)
         is_used = is_used or at_next_begin(reset)
         handled, has_outcome = mid, with_outcome

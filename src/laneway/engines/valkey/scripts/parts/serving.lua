@@ -768,16 +768,6 @@ local serving = part(function(serving)
             or gates.room_of(gate, lane) == 1 and (not gate.concurrency or is_due(other, entry)))
     end
 
-    -- Whether there are several pools.
-    local function are_several_pools()
-        for number = 2, #tier_queues do
-            if tier_queues[number].pool ~= tier_queues[1].pool then
-                return true
-            end
-        end
-        return false
-    end
-
     -- Whether a lane that this call does not serve, of another pool or for other workers, precedes
     -- the first one that it serves at a gate: for a part of the time of one delivery the gate is
     -- held for it, or for long if others can use the rate meanwhile. If no worker takes it then, it
@@ -794,11 +784,14 @@ local serving = part(function(serving)
                 first = other
             end
         end
-        for number = 1, (calls.has_pools or calls.may_pass) and #tier_queues or 0 do
-            local other = queue_of(gate, tier_queues[number])
-            local its_first = first_in(other)
-            note(other.tier_queue.pool ~= queue.tier_queue.pool and its_first)
-            note(not is_passed_over(other.tier_queue, queue.tier_queue) and first_passed(other))
+        for _, tier_queue in ipairs(tier_queues) do
+            local is_of_others = tier_queue.pool ~= queue.tier_queue.pool
+            if is_of_others or calls.may_pass then
+                local other = queue_of(gate, tier_queue)
+                local its_first = first_in(other)
+                note(is_of_others and its_first)
+                note(not is_passed_over(tier_queue, queue.tier_queue) and first_passed(other))
+            end
         end
         if not first or shard.now < gate.held_until then
             return false
@@ -1676,7 +1669,7 @@ local serving = part(function(serving)
                 or false
             wanted[#wanted + 1] = slots[n] or nil
         end
-        key_limits.load(wanted)
+        writes.load_fields(keys.key_states, wanted)
         return slots
     end
 
@@ -1733,14 +1726,6 @@ local serving = part(function(serving)
         return #costs > 0 and costs or { 1 }
     end
 
-    local function fetch_picked(lane, picked, mids)
-        for _, mid in ipairs(picked) do
-            local record = messages.read(mid)
-            call('ZREM', key('z:' .. text(lane.number)), messages.place_of(record))
-            lane.sorted, mids[#mids + 1] = lane.sorted - 1, mid
-        end
-    end
-
     -- The numbers and records of all messages, lane by lane.
     local function fetch_all()
         local mids = {}
@@ -1749,7 +1734,10 @@ local serving = part(function(serving)
                 local lane = given.lane
                 given.first = #mids
                 if given.picked then
-                    fetch_picked(lane, given.picked, mids)
+                    for _, mid in ipairs(given.picked) do
+                        call('ZREM', lanes.key_of('z', lane), messages.place_of(messages.read(mid)))
+                        lane.sorted, mids[#mids + 1] = lane.sorted - 1, mid
+                    end
                 elseif lane.sorted == 0 then
                     plain.take(lane, given.wanted, mids)
                 else
@@ -2008,8 +1996,7 @@ local serving = part(function(serving)
             -- the tier queues with shares, what they are owed, and how many messages of their parts
             -- are left; whether lanes of theirs wait only for the slots of workers
             entries = {}, has_runnable = false, missed = {}, yields = true, has_yielded = false,
-            max_lease = max_lease or math.huge, holder = holder or '' }
-        calls.passed_over, calls.has_pools = false, are_several_pools()
+            passed_over = false, max_lease = max_lease or math.huge, holder = holder or '' }
         at_next_begin(reset)
         if only then
             set_filter(only)

@@ -357,7 +357,7 @@ local settling = part(function(settling)
             lines[#lines + 1] = record and messages.line(record) or nil
         end
         writes.load_fields(keys.keys, lines)
-        key_limits.load(slots)
+        writes.load_fields(keys.key_states, slots)
     end
 
     -- Settle in the order of the call: number, fence and settlement of each. Returns the answers,

@@ -147,7 +147,7 @@ local tallies = part(function(tallies)
             if failed > 0 then
                 cell.retried, cell.died = cell.retried + retried - was[5], cell.died + died - was[6]
                 if not lane.is_bucket then
-                    recent.failed(lane.policy_name or lane.name, failed)
+                    recent.add('failures', lane.policy_name or lane.name, failed)
                 end
             end
             cell.merged, cell.throttled = cell.merged + merged - was[7], cell.throttled + throttled
@@ -163,14 +163,6 @@ local tallies = part(function(tallies)
     end
 
     local least, most, class = 0, 0, 0 -- the class of the last waiting time, and its bounds
-
-    local function look_up_class(wait)
-        class = 1
-        while BOUNDS[class] and wait >= BOUNDS[class] do
-            class = class + 1
-        end
-        least, most = BOUNDS[class - 1] or -math.huge, BOUNDS[class] or math.huge
-    end
 
     -- The largest size class that is not noisy. Read once a second: it changes slowly.
     local function read_noise()
@@ -201,7 +193,11 @@ local tallies = part(function(tallies)
     function tallies.waited(lane, since, first)
         local wait = shard.now - since
         if wait < least or wait >= most then
-            look_up_class(wait)
+            class = 1
+            while BOUNDS[class] and wait >= BOUNDS[class] do
+                class = class + 1
+            end
+            least, most = BOUNDS[class - 1] or -math.huge, BOUNDS[class] or math.huge
         end
         if lane.tier_queue ~= last_queue then
             last_queue, last_waits = lane.tier_queue, waits_of(tier_queues[lane.tier_queue].tier)
