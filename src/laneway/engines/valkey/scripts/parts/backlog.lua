@@ -7,10 +7,10 @@ local backlog = part(function(backlog)
     local MOST_OF_RANK = 1000 -- messages `at_front` of one rank
     -- messages that one call drops, besides one for each message that it publishes
     local MOST_SPARE_DROPS = 250
-    local spare_drops, is_used = MOST_SPARE_DROPS, false
+    local spare_drops = MOST_SPARE_DROPS
 
     local function reset()
-        spare_drops, is_used = MOST_SPARE_DROPS, false
+        spare_drops = MOST_SPARE_DROPS
     end
 
     local function waiting_of(topic, policy)
@@ -173,7 +173,7 @@ local backlog = part(function(backlog)
             elseif not drop_oldest(topic, policy, arrivals) then
                 return limit
             end
-            is_used = is_used or at_next_begin(reset)
+            at_next_begin(reset)
             spare = spare - 1
             spare_drops = min(spare_drops, spare)
         end

@@ -39,10 +39,9 @@ local gates = part(function(gates)
     local NEW = { false, false, 0, 0, true, 0, false, 0, 0, 0, false, 0, 0, 0, '', 0, 0, false }
     local IN_USE = 1000000 -- for how long a gate is in use after a delivery
     local known, changed, moved, by_key = {}, {}, {}, {}
-    local is_used = false
 
     local function reset()
-        known, changed, moved, by_key, is_used = {}, {}, {}, {}, false
+        known, changed, moved, by_key = {}, {}, {}, {}
     end
 
     local function limits_of(gate)
@@ -71,7 +70,7 @@ local gates = part(function(gates)
     function gates.find(name)
         local gate = known[name]
         if gate == nil then
-            is_used = is_used or at_next_begin(reset)
+            at_next_begin(reset)
             local stored = call('HGET', keys.gates, name)
             if not stored then
                 return nil
@@ -261,7 +260,7 @@ local gates = part(function(gates)
     function gates.of_key(name)
         local found = by_key[name]
         if not found then
-            is_used = is_used or at_next_begin(reset)
+            at_next_begin(reset)
             found = {}
             for each in string.gmatch(name, '[^\31]+') do
                 found[#found + 1] = gates.find(each) or false
@@ -472,7 +471,7 @@ local gates = part(function(gates)
 
     -- The first lane at a gate has changed, or its position.
     function gates.moved(name, tier_queue)
-        is_used = is_used or at_next_begin(reset)
+        at_next_begin(reset)
         moved[name .. '\0' .. tier_queue] = { name, tier_queue }
     end
 

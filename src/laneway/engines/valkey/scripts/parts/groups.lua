@@ -19,13 +19,12 @@ local groups = part(function(groups)
     local known, changed = {}, {}
     local changed_turns = {} -- gates at which the state of a group has changed: {group, name}
     local linked = {} -- numbers of lanes in groups, as keys of `tier_queues`
-    local is_used = false
 
     local function reset()
         for n = 1, #linked do
             rawset(tier_queues, linked[n], nil)
         end
-        known, changed, changed_turns, linked, is_used = {}, {}, {}, {}, false
+        known, changed, changed_turns, linked = {}, {}, {}, {}
     end
 
     -- By template: literals and numbers of parts of topics in turn.
@@ -102,7 +101,7 @@ local groups = part(function(groups)
         if not numbers[1] then
             return
         end
-        is_used = is_used or at_next_begin(reset)
+        at_next_begin(reset)
         local wanted = unknown_in(known, numbers)
         for n, stored in ipairs(read_many(keys.group_queues, wanted)) do
             known[wanted[n]] = stored and decode(wanted[n], stored)
@@ -176,7 +175,7 @@ local groups = part(function(groups)
             if settings then
                 apply(group, values_of(settings))
             end
-            is_used = is_used or at_next_begin(reset)
+            at_next_begin(reset)
             known[group.number] = group
             writes.set_field(keys.group_numbers, field_of(group), text(group.number))
         end
@@ -276,7 +275,7 @@ local groups = part(function(groups)
 
     -- Write what changed, after the heads of gates.
     function groups.save()
-        if not is_used or next(changed) == nil then
+        if next(changed) == nil then
             return
         end
         for group in pairs(changed) do

@@ -41,16 +41,16 @@ key_limits = part(function(key_limits)
         return tonumber(string.match(slot, '^' .. SLOT .. '(%d+)'))
     end
 
-    local known, is_used = {}, false -- by slot: the state as this call sees it; false: none
+    local known = {} -- by slot: the state as this call sees it; false: none
 
     local function reset()
-        known, is_used = {}, false
+        known = {}
     end
 
     local function read(slot)
         local state = known[slot]
         if state == nil then
-            is_used = is_used or at_next_begin(reset)
+            at_next_begin(reset)
             local stored = writes.field(keys.key_states, slot)
             if stored then
                 local leased, parked, tat, wake, name = values_of(stored)

@@ -42,10 +42,9 @@ lanes = part(function(lanes)
     local written = {} -- names and records of `save`, flat
     local left_topics = {} -- a list and a set: topics of which a partition was forgotten
     local taken = 0 -- of the tables below
-    local is_used = false
 
     local function reset()
-        known, taken, is_used = {}, 0, false
+        known, taken = {}, 0
         if changed[1] or watched[1] or left_topics[1] then
             changed, written, watched, left_topics = {}, {}, {}, {}
         end
@@ -192,7 +191,7 @@ lanes = part(function(lanes)
     function lanes.find(name)
         local lane = known[name]
         if lane == nil then
-            is_used = is_used or at_next_begin(reset)
+            at_next_begin(reset)
             local stored = call('HGET', keys.lanes, name)
             lane = stored and decode(name, stored)
             known[name] = lane
@@ -205,7 +204,7 @@ lanes = part(function(lanes)
         if not names[2] then -- what is read for one needs no lists
             return names[1] and lanes.find(names[1])
         end
-        is_used = is_used or at_next_begin(reset)
+        at_next_begin(reset)
         local wanted = unknown_in(known, names)
         local found, numbers = read_many(keys.lanes, wanted), {}
         for n = 1, #found do
@@ -732,7 +731,7 @@ lanes = part(function(lanes)
     -- Perhaps the topic has no partition any longer.
     function lanes.topic_left(topic)
         if not left_topics[topic] then
-            is_used = is_used or at_next_begin(reset)
+            at_next_begin(reset)
             left_topics[#left_topics + 1], left_topics[topic] = topic, true
         end
     end

@@ -53,10 +53,9 @@ local messages = part(function(messages)
     -- by topic: how many more dead letters it has; false: they are counted again
     local letters = {}
     local taken = 0       -- of the tables below
-    local is_used = false
 
     local function reset()
-        known, changed, letters, taken, is_used = {}, {}, {}, 0, false
+        known, changed, letters, taken = {}, {}, {}, 0
     end
 
     -- A record is a head of fixed width, the fields that few messages have, and the content. The
@@ -89,7 +88,7 @@ local messages = part(function(messages)
 
     -- `stored`, `content_at` and `content_to`: where the content is, unless `content` has it.
     local function new_table()
-        is_used = is_used or at_next_begin(reset)
+        at_next_begin(reset)
         taken = taken + 1
         local record = pool[taken]
         if not record or record.is_rare then
@@ -195,7 +194,7 @@ local messages = part(function(messages)
     function messages.read(mid)
         local record = known[mid]
         if record == nil then
-            is_used = is_used or at_next_begin(reset)
+            at_next_begin(reset)
             local stored = call('HGET', keys.m, mid)
             record = stored and messages.decode(mid, stored)
             known[mid] = record
@@ -208,7 +207,7 @@ local messages = part(function(messages)
         if not mids[1] then
             return
         end
-        is_used = is_used or at_next_begin(reset)
+        at_next_begin(reset)
         local wanted = unknown_in(known, mids)
         for n, stored in ipairs(read_many(keys.m, wanted)) do
             if stored then
@@ -228,7 +227,7 @@ local messages = part(function(messages)
     end
 
     function messages.save()
-        if not is_used then
+        if next(known) == nil and next(letters) == nil then
             return
         end
         local written, topics = {}, {}
@@ -684,7 +683,7 @@ local messages = part(function(messages)
 
     -- For the doctor.
     function messages.count_letters_again(topic)
-        is_used = is_used or at_next_begin(reset)
+        at_next_begin(reset)
         letters[topic] = false
     end
 

@@ -33,10 +33,8 @@ local policies = part(function(policies)
     -- decoded policies by their records, which seldom change from call to call
     local decoded, sets, kinds = {}, {}, 0
 
-    local is_used = false
-
     local function reset()
-        by_name, by_stem, overridden, own_ids, policy_before, is_used = {}, {}, {}, {}, nil, false
+        by_name, by_stem, overridden, own_ids, policy_before = {}, {}, {}, {}, nil
     end
 
     local function count_kind()
@@ -108,7 +106,7 @@ local policies = part(function(policies)
     -- Use other policies from now on, {pattern, its record or false} each, and else those that are
     -- stored. `exact`: how many names of all policies are exact topics.
     function policies.override(changes, exact)
-        is_used = is_used or at_next_begin(reset)
+        at_next_begin(reset)
         overridden = {}
         for _, each in ipairs(changes) do
             overridden[each[1]] = each[2]
@@ -151,7 +149,7 @@ local policies = part(function(policies)
             and not find_in(name, '[.#]', #stem_before + 1) then
             return policy_before
         end
-        is_used = is_used or at_next_begin(reset)
+        at_next_begin(reset)
         local at = find_in(name, '#', 1, true)
         local mark, stem = at and sub(name, at), stem_of(name)
         local found = of_stem(stem, mark and have_policies(mark) and mark or '')
@@ -245,7 +243,7 @@ local policies = part(function(policies)
         if shard.own == 0 then
             return
         end
-        is_used = is_used or at_next_begin(reset)
+        at_next_begin(reset)
         local wanted = unknown_in(own_ids, topics)
         for n, id in ipairs(read_many(keys.own, wanted)) do
             own_ids[wanted[n]] = id
@@ -322,7 +320,7 @@ local policies = part(function(policies)
         for n, each in ipairs(changes) do
             topics[n] = each[1]
         end
-        is_used = is_used or at_next_begin(reset)
+        at_next_begin(reset)
         own_ids, uses = {}, {}
         for n, is in ipairs(read_many(keys.own, topics)) do
             own_ids[topics[n]] = is
@@ -356,7 +354,7 @@ local policies = part(function(policies)
     function policies.of(name)
         local found = by_name[name]
         if not found then
-            is_used = is_used or at_next_begin(reset)
+            at_next_begin(reset)
             local ends_in_star = byte(name, -1) == 42
             if ends_in_star then
                 found = read_pattern(name)

@@ -6,13 +6,13 @@
 -- uses: policies, crc
 
 local results = part(function(results)
-    local end_notices, is_used = {}, false
+    local end_notices = {}
     -- the number of the message that is settled now, if its handler reports its end; and whether
     -- with an outcome
     local handled, has_outcome
 
     local function reset()
-        handled, has_outcome, end_notices, is_used = nil, false, {}, false
+        handled, has_outcome, end_notices = nil, false, {}
     end
 
     function results.name(topic, id)
@@ -29,7 +29,7 @@ local results = part(function(results)
         local spread = policies.of(topic).partitions > 1
             and (shard.index - crc32(topic)) % shard.shards
         local headers = { ['laneway-task'] = 'laneway.ended' }
-        is_used = is_used or at_next_begin(reset)
+        at_next_begin(reset)
         local body = '{"id":' .. cjson.encode(id) .. ',"outcome":' .. outcome .. ',' .. more .. '}'
         end_notices[#end_notices + 1] = {
             topic = topic, key = false, id = false, headers = headers, sticky = false, mkey = false,
@@ -82,7 +82,7 @@ local results = part(function(results)
     end
 
     function results.set_handled(mid, with_outcome)
-        is_used = is_used or at_next_begin(reset)
+        at_next_begin(reset)
         handled, has_outcome = mid, with_outcome
     end
 

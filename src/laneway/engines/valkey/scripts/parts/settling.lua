@@ -22,10 +22,10 @@ local settling = part(function(settling)
     local BRIEF_BYTES = 300
     local UNHANDLED_FIRST, UNHANDLED_MAX = 5 * SECOND, 300 * SECOND
 
-    local tails, has_tails = {}, false -- decoded ones, by what is stored
+    local tails = {} -- decoded ones, by what is stored
 
     local function forget_tails()
-        tails, has_tails = {}, false
+        tails = {}
     end
 
     -- `empty`: delivered at most once, so the message is deleted already; `line`: the serial key
@@ -38,7 +38,7 @@ local settling = part(function(settling)
         local rest = sub(stored, behind + 1)
         local tail = tails[rest]
         if not tail then
-            has_tails = has_tails or at_next_begin(forget_tails)
+            at_next_begin(forget_tails)
             local deadline, granted, charge, started, gate, empty, line, gone, quick, holder,
                 padding = values_of(rest)
             tail = { deadline = deadline, granted = granted, charge = charge, started = started,

@@ -128,12 +128,12 @@ local KEY = {
 
 local resets = {}
 
--- Run a function when the next call begins. A part whose state lasts for a call does so when that
--- state begins: most calls use few parts, and each reset costs as much as a small command. Returns
--- true.
+-- Run a function once when the next call begins. A part whose state lasts for a call does so when
+-- that state begins: most calls use few parts, and each reset costs as much as a small command.
 local function at_next_begin(reset)
-    resets[#resets + 1] = reset
-    return true
+    if not resets[reset] then
+        resets[reset], resets[#resets + 1] = true, reset
+    end
 end
 
 local function part(define)
@@ -554,8 +554,8 @@ local function begin(call_keys, arguments, finishes)
     pools_to_notify, has_arrivals = {}, false
     for n = 1, #resets do
         resets[n]()
-        resets[n] = nil
     end
+    resets = {}
 end
 
 -- Register a function that clients call. `flags`: those of the server.

@@ -8,19 +8,17 @@ local writes = part(function(writes)
     local members = {} -- by key: the score of each changed member; false: it is removed
     local fields = {}  -- by key: the value of each field that was read or changed; false: none
     local changed = {} -- by key: the fields that were changed
-    local is_used = false
 
     local function reset()
-        if is_used then -- not if everything was written
+        if next(held_keys) ~= nil then -- not if everything was written
             held_keys, members, fields, changed = {}, {}, {}, {}
-            is_used = false
         end
     end
 
     function writes.set_member(name, member, score)
         local scores = members[name]
         if not scores then
-            is_used = is_used or at_next_begin(reset)
+            at_next_begin(reset)
             scores = {}
             members[name], held_keys[name] = scores, true
         end
@@ -64,7 +62,7 @@ local writes = part(function(writes)
     local function fields_of(name)
         local values = fields[name]
         if not values then
-            is_used = is_used or at_next_begin(reset)
+            at_next_begin(reset)
             values = {}
             fields[name], held_keys[name] = values, true
         end
@@ -163,9 +161,6 @@ local writes = part(function(writes)
 
     -- Write everything: the end of a call.
     function writes.save()
-        if not is_used then
-            return
-        end
         for name in pairs(members) do
             write_members(name)
         end
