@@ -7,16 +7,11 @@
 --
 -- Answers how many lanes there are.
 
-local step, count = tonumber(ARGV[3]), 0
-for _, name in ipairs(values_of(ARGV[4])) do
-    local lane = lanes.find(name)
-    if lane then
-        count = count + 1
-        lane.back_off_step, lane.back_off_until = step, step > 0 and shard.now + step or 0
-        lane.back_off_fence = shard.fence
-        lanes.touch(lane)
-        lanes.place(lane)
-    end
+local step, found = tonumber(ARGV[3]), lanes.existing(values_of(ARGV[4]))
+for _, lane in ipairs(found) do
+    lane.back_off_step, lane.back_off_until = step, step > 0 and shard.now + step or 0
+    lane.back_off_fence = shard.fence
 end
+lanes.place_all(found)
 save(true)
-return count
+return #found

@@ -53,8 +53,6 @@ for n, record in ipairs(records) do
         changed[n] = put_back(record, first + (n - 1) * spacing)
     end
 end
-for _, lane in ipairs(changed) do
-    lanes.place(lane)
-end
+lanes.place_all(changed)
 save(true)
 return #records

@@ -53,10 +53,8 @@ end
 -- Those of the lanes' topics of which something waits or is leased: {topic, waiting, leased}.
 local function in_use(names)
     local found = {}
-    lanes.load(names)
-    for _, name in ipairs(names) do
-        local lane = lanes.find(name)
-        if lane and not lane.is_bucket and (lanes.waiting(lane) > 0 or lane.leased > 0) then
+    for _, lane in ipairs(lanes.existing(names)) do
+        if not lane.is_bucket and (lanes.waiting(lane) > 0 or lane.leased > 0) then
             found[#found + 1] = { lanes.topic(lane), lanes.waiting(lane), lane.leased }
         end
     end
@@ -121,9 +119,7 @@ policies.override(changes, shard.exact)
 lanes.policies_changed()
 
 if is_topic then
-    for _, lane in ipairs(lanes.of_topic(pattern, policies.of(pattern))) do
-        lanes.place(lane)
-    end
+    lanes.place_all(lanes.of_topic(pattern, policies.of(pattern)))
 else
     if call('HSET', keys.sweeps, pattern, '') == 1 then
         shard.sweeping = shard.sweeping + 1

@@ -58,9 +58,7 @@ end
 table.sort(ended, function(one, other)
     return one.number < other.number
 end)
-for n = 1, #ended do
-    lanes.place(ended[n])
-end
+lanes.place_all(ended)
 -- before the published messages: one that is dropped for them may have the same id
 for n = 1, #outcomes, 5 do
     local word = words[outcomes[n]]

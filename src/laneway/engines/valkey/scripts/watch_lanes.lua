@@ -8,12 +8,11 @@
 -- Answers the names of those in which something waits or is leased.
 
 local busy = {}
-for _, name in ipairs(values_of(ARGV[4])) do
-    local lane = lanes.find(name)
-    if lane and lanes.waiting(lane) + lane.leased > 0 then
+for _, lane in ipairs(lanes.existing(values_of(ARGV[4]))) do
+    if lanes.waiting(lane) + lane.leased > 0 then
         lane.watched_until = shard.now + tonumber(ARGV[3])
         lanes.touch(lane)
-        busy[#busy + 1] = name
+        busy[#busy + 1] = lane.name
     end
 end
 save(false)

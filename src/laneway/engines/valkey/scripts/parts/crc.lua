@@ -1,32 +1,24 @@
 -- CRC-32 (ISO 3309) as zlib computes it. It assigns topics to buckets and keys to partitions.
 
-local crc32
-do
-    local table_of_bytes
+local crc_of_byte = {} -- empty until it is needed
 
-    local function prepare()
-        table_of_bytes = {}
-        for byte = 0, 255 do
-            local sum = byte
+local function crc32(bytes)
+    if not crc_of_byte[0] then
+        for first = 0, 255 do
+            local sum = first
             for _ = 1, 8 do
                 sum = bit.band(sum, 1) == 1 and bit.bxor(bit.rshift(sum, 1), 0xEDB88320)
                     or bit.rshift(sum, 1)
             end
-            table_of_bytes[byte] = sum
+            crc_of_byte[first] = sum
         end
     end
-
-    function crc32(bytes)
-        if not table_of_bytes then
-            prepare()
-        end
-        local sum = 0xFFFFFFFF
-        for n = 1, #bytes do
-            sum = bit.bxor(bit.rshift(sum, 8), table_of_bytes[bit.band(bit.bxor(sum,
-                string.byte(bytes, n)), 0xFF)])
-        end
-        return bit.bnot(sum) % 4294967296
+    local sum = 0xFFFFFFFF
+    for n = 1, #bytes do
+        sum = bit.bxor(bit.rshift(sum, 8), crc_of_byte[bit.band(bit.bxor(sum, byte(bytes, n)),
+            0xFF)])
     end
+    return bit.bnot(sum) % 4294967296
 end
 
 -- By topic, as far as they were computed.

@@ -98,9 +98,6 @@ local groups = part(function(groups)
 
     -- Read several at once.
     function groups.load(numbers)
-        if not numbers[1] then
-            return
-        end
         at_next_begin(reset)
         local wanted = unknown_in(known, numbers)
         for n, stored in ipairs(read_many(keys.group_queues, wanted)) do

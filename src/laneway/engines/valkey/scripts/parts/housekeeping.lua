@@ -176,7 +176,7 @@ local housekeeping = part(function(housekeeping)
         -- `after` is a name under the prefix, or ""
         local start = #after > #prefix and after or prefix
         local names = lanes.names_between(start, prefix .. LAST, most)
-        lanes.place_all(names)
+        lanes.place_all(lanes.existing(names))
         if #names == most then
             call('HSET', keys.sweeps, pattern, names[#names])
             return #names
@@ -187,7 +187,7 @@ local housekeeping = part(function(housekeeping)
                 covered[#covered + 1] = name
             end
         end
-        lanes.place_all(covered)
+        lanes.place_all(lanes.existing(covered))
         call('HDEL', keys.sweeps, pattern)
         shard.sweeping = shard.sweeping - 1
         return #names + #covered

@@ -218,6 +218,16 @@ lanes = part(function(lanes)
         groups.load(numbers)
     end
 
+    -- The lanes with these names, without those that the store lost.
+    function lanes.existing(names)
+        local found = {}
+        lanes.load(names)
+        for n = 1, #names do
+            found[#found + 1] = lanes.find(names[n]) or nil
+        end
+        return found
+    end
+
     function lanes.policy_of(lane)
         local policy = lane.policy
         if not policy then
@@ -791,27 +801,16 @@ lanes = part(function(lanes)
 
     function lanes.forget_idle(most)
         local members = call('ZRANGE', keys.idle, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
-        local names, gone = lanes.names_in(members), {}
-        lanes.load(names)
-        for n = 1, #names do
-            gone[#gone + 1] = lanes.find(names[n]) or nil
-        end
-        forget_all(gone)
+        forget_all(lanes.existing(lanes.names_in(members)))
         call_many('ZREM', keys.idle, members, 1)
     end
 
-    -- Place the lanes with these names. Returns how many there are.
-    function lanes.place_all(names)
-        local placed = 0
-        lanes.load(names)
-        for _, name in ipairs(names) do
-            local lane = lanes.find(name)
-            if lane then -- else the store lost it
-                lanes.place(lane)
-                placed = placed + 1
-            end
+    -- Returns how many there are.
+    function lanes.place_all(found)
+        for n = 1, #found do
+            lanes.place(found[n])
         end
-        return placed
+        return #found
     end
 
     function lanes.wake(most)
@@ -823,7 +822,7 @@ lanes = part(function(lanes)
                 due[most - half + n] = member
             end
         end
-        return lanes.place_all(lanes.names_in(due)) == most
+        return lanes.place_all(lanes.existing(lanes.names_in(due))) == most
     end
 
     -- The lanes' names between two names, in order.

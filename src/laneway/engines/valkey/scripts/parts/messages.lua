@@ -204,9 +204,6 @@ local messages = part(function(messages)
 
     -- Read several at once.
     function messages.load(mids)
-        if not mids[1] then
-            return
-        end
         at_next_begin(reset)
         local wanted = unknown_in(known, mids)
         for n, stored in ipairs(read_many(keys.m, wanted)) do

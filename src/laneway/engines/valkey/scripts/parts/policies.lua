@@ -320,15 +320,12 @@ local policies = part(function(policies)
         for n, each in ipairs(changes) do
             topics[n] = each[1]
         end
-        at_next_begin(reset)
         own_ids, uses = {}, {}
-        for n, is in ipairs(read_many(keys.own, topics)) do
-            own_ids[topics[n]] = is
-        end
+        policies.load(topics)
         for n, each in ipairs(changes) do
             local topic, before, after = each[1], each[2] ~= '' and each[2], each[3] ~= ''
                 and each[3]
-            if own_ids[topic] ~= before then
+            if (own_ids[topic] or false) ~= before then
                 others[#others + 1] = n
                 use(after, 0)
             else

@@ -430,14 +430,6 @@ local serving = part(function(serving)
         return entry and entry.is_group and first_passed(queue_in(queue, entry)) or entry
     end
 
-    -- Whether this call has changed the turn of an entry that it reads now.
-    local function is_changed(entry, queue)
-        if entry.is_group then
-            return groups.at(entry, queue.gate.name).is_changed
-        end
-        return calls.given[entry] ~= nil
-    end
-
     -- Bring the next entry of the index into the heap.
     local function fill(queue)
         local source = queue.source
@@ -464,9 +456,9 @@ local serving = part(function(serving)
                     end
                 else
                     push_entry(queue.heap, entry, queue)
-                    if not is_changed(entry, queue) then
-                        queue.ahead = entry
-                    end
+                    local is_changed = calls.given[entry] or entry.is_group
+                        and groups.at(entry, queue.gate.name).is_changed
+                    queue.ahead = not is_changed and entry
                 end
             end
         end
@@ -882,11 +874,9 @@ local serving = part(function(serving)
                 from = from > range[1] and from or range[1]
                 local found = call('ZRANGE', keys.names, '[' .. from, '(' .. range[2], 'BYLEX',
                     'LIMIT', 0, left)
-                lanes.load(found)
-                for n = 1, #found do
-                    local lane = lanes.find(found[n])
-                    calls.offered[lane or 0] = lane and has_some(lane)
-                        and (lane.place == RUNNABLE or lane.place == AT_GATE) or nil
+                for _, lane in ipairs(lanes.existing(found)) do
+                    calls.offered[lane] = has_some(lane) and (lane.place == RUNNABLE
+                        or lane.place == AT_GATE) or nil
                 end
                 left = left - #found
                 from = found[1] and found[#found] .. '\1' or range[2] -- before others
@@ -2005,9 +1995,7 @@ local serving = part(function(serving)
         messages.save() -- housekeeping's changes are read from the store
         local first = last_fence() + 1
         deliver_all(choose(topics, pool, room))
-        for _, lane in ipairs(calls.missed) do
-            lanes.place(lane)
-        end
+        lanes.place_all(calls.missed)
         for _, given in ipairs(calls.order) do
             lanes.place(given.lane, true)
         end

@@ -435,9 +435,7 @@ local tier_queues = part(function(tier_queues)
     end
 
     function tier_queues.read()
-        for number = #tier_queues, 1, -1 do
-            tier_queues[number] = nil
-        end
+        clear(tier_queues)
         by_name = {}
         for number, tier_queue in ipairs(queues) do
             add(number, tier_queue[POOL], tier_queue[TIER], tier_queue[VT], tier_queue[CARRY],

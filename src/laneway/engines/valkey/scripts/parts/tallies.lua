@@ -164,16 +164,6 @@ local tallies = part(function(tallies)
 
     local least, most, class = 0, 0, 0 -- the class of the last waiting time, and its bounds
 
-    -- The largest size class that is not noisy. Read once a second: it changes slowly.
-    local function read_noise()
-        local since = shard.now - here.noise_at
-        if since < 0 or since >= 1000000 then
-            local noisy = min(max(floor(shard.lanes / NOISY_PART), 1), MOST_NOISY)
-            local found = call('ZRANGE', keys['top:big'], noisy, noisy, 'REV', 'WITHSCORES')
-            here.noise_at, here.noise = shard.now, tonumber(found[2]) or 0
-        end
-    end
-
     local function waits_of(tier)
         here = here or look_up_shard()
         local waits = here.waits[tier]
@@ -182,7 +172,12 @@ local tallies = part(function(tallies)
             here.waits[tier] = waits
         end
         if next(waits.counts) == nil then
-            read_noise()
+            local since = shard.now - here.noise_at
+            if since < 0 or since >= 1000000 then -- once a second: it changes slowly
+                local noisy = min(max(floor(shard.lanes / NOISY_PART), 1), MOST_NOISY)
+                local found = call('ZRANGE', keys['top:big'], noisy, noisy, 'REV', 'WITHSCORES')
+                here.noise_at, here.noise = shard.now, tonumber(found[2]) or 0
+            end
             waits_used[#waits_used + 1] = waits
         end
         return waits
