@@ -392,7 +392,6 @@ local gates = part(function(gates)
         gate.is_held_again, changed[gate] = true, true
     end
 
-    -- What is held for a lane is free again.
     function gates.end_hold(gate)
         gate.holder, gate.holder_name, gate.need, gate.held_until = 0, '', 0, 0
         gate.is_held_again, changed[gate] = true, true
@@ -582,13 +581,6 @@ local gates = part(function(gates)
         end
     end
 
-    local function write(gate)
-        local values = values_in(FIELDS, gate)
-        values[FLOW] = gate.flow and values_in(adaptive.FIELDS, gate.flow)
-        values[#FIELDS] = next(gate.listed) ~= nil and gate.listed
-        call('HSET', keys.gates, gate.name, packed(unpack(values, 1, #FIELDS)))
-    end
-
     -- Housekeeping: open the gates whose next permit has come, or whose hold has ended.
     function gates.wake(most)
         local due = call('ZRANGE', keys.gate_wakes, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
@@ -616,7 +608,10 @@ local gates = part(function(gates)
                 end
             end
             for gate in pairs(changed) do
-                write(gate)
+                local values = values_in(FIELDS, gate)
+                values[FLOW] = gate.flow and values_in(adaptive.FIELDS, gate.flow)
+                values[#FIELDS] = next(gate.listed) ~= nil and gate.listed
+                call('HSET', keys.gates, gate.name, packed(unpack(values, 1, #FIELDS)))
             end
             changed, moved = {}, {}
         end

@@ -55,9 +55,6 @@ local groups = part(function(groups)
 
     -- The group of a topic; false: none. The same as `topic_groups.group_of`.
     function groups.name_for(template, topic)
-        if not template then
-            return false
-        end
         local pieces = templates[template]
         if not pieces then
             if kinds >= KINDS then
@@ -96,7 +93,6 @@ local groups = part(function(groups)
         return group
     end
 
-    -- Read several at once.
     function groups.load(numbers)
         at_next_begin(reset)
         local wanted = unknown_in(known, numbers)
@@ -187,7 +183,6 @@ local groups = part(function(groups)
         return group.member
     end
 
-    -- The index of the runnable lanes of the group with this number.
     function groups.runnable_key(number)
         return key('run:-' .. text(number))
     end
@@ -231,7 +226,6 @@ local groups = part(function(groups)
         return found
     end
 
-    -- That state has changed.
     function groups.touch_at(group, gate)
         local found = groups.at(group, gate)
         if not found.is_changed then

@@ -578,20 +578,14 @@ lanes = part(function(lanes)
     end
 
     local function is_elsewhere(lane, policy)
-        local tier_queue, group = tier_queues[lane.tier_queue], false
+        local tier_queue, name = tier_queues[lane.tier_queue], false
         if lane.tier_queue < 0 then
-            group = groups.find(-lane.tier_queue)
-            if not group then
-                return true
-            end
+            local group = groups.find(-lane.tier_queue)
+            name = group and group.name -- nil: the store lost it
         end
-        if tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
-            return true
-        elseif not group and not policy.group then
-            return false
-        end
-        return groups.name_for(policy.group, lane.policy_name or lane.name) ~= (group and group.name
-            or false)
+        local its = policy.group and groups.name_for(policy.group, lane.policy_name or lane.name)
+        return name ~= (its or false) or tier_queue.pool ~= policy.pool
+            or tier_queue.tier ~= tier_of(policy)
     end
 
     -- A lane gets another place. Neither sleeping nor waiting at a gate earns credit.

@@ -202,7 +202,6 @@ local messages = part(function(messages)
         return record
     end
 
-    -- Read several at once.
     function messages.load(mids)
         at_next_begin(reset)
         local wanted = unknown_in(known, mids)

@@ -62,7 +62,6 @@ local plain = part(function(plain)
         lane.ready = lane.ready + 1
     end
 
-    -- Write what was appended.
     function plain.write()
         if records[1] then
             call_many('HSET', keys.m, records, 2)

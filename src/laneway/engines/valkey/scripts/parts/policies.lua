@@ -232,12 +232,6 @@ local policies = part(function(policies)
         return found
     end
 
-    -- Subscriptions' topics do not fold into buckets.
-    local function unfolded(base)
-        base.combined['#'] = base.combined['#'] or fit(copy_of(base))
-        return base.combined['#']
-    end
-
     -- Read the ids of many topics at once.
     function policies.load(topics)
         if shard.own == 0 then
@@ -367,7 +361,9 @@ local policies = part(function(policies)
                     found = own_ids[name] and combined(found, own_ids[name]) or found
                 end
                 if found.buckets and string.find(name, '#', 1, true) then
-                    found = unfolded(found)
+                    -- subscriptions' topics do not fold into buckets
+                    found.combined['#'] = found.combined['#'] or fit(copy_of(found))
+                    found = found.combined['#']
                 end
             end
             by_name[name] = found

@@ -49,7 +49,6 @@ local putting = part(function(putting)
         return draft
     end
 
-    -- Read the rest of a draft.
     function putting.decode(draft)
         if draft.is_plain or draft.content then
             return

@@ -661,23 +661,6 @@ local serving = part(function(serving)
         return found
     end
 
-    -- What can deliver in one tier of one pool, by (virtual time, number). `room`: for how many
-    -- messages it is read at first.
-    local function line_of(tier_queue, room)
-        local heap, known, most = {}, {}, calls.room + calls.others
-        local entries = min(count(tier_queue, most, known), most)
-        calls.chunk = entries <= FEW_LANES and CHUNK / 2 or CHUNK
-        calls.for_others = calls.left - room
-        -- one more than there are shows that these are all
-        local page = max(1, min(math.ceil(room / calls.chunk), entries + 1, PAGE_MOST))
-        local runnable = new_source(tier_queue.runnable, page, ALWAYS_PASSED)
-        runnable.is_runnable = true
-        advance(heap, new_source(tier_queue.heads, PAGE))
-        local line = { heap = heap, tier_queue = tier_queue, known = known, behind = runnable,
-            yielding = {}, groups = {} }
-        return line
-    end
-
     local function push_group(line, group)
         group.position = group.position or 0
         if not group.entry then
@@ -843,9 +826,20 @@ local serving = part(function(serving)
         end
     end
 
-    -- A line with the lanes that were read by name.
+    -- What can deliver in one tier of one pool, by (virtual time, number), with the lanes that were
+    -- read by name. `room`: for how many messages it is read at first.
     local function begin_line(tier_queue, room)
-        local line = line_of(tier_queue, room)
+        local heap, known, most = {}, {}, calls.room + calls.others
+        local entries = min(count(tier_queue, most, known), most)
+        calls.chunk = entries <= FEW_LANES and CHUNK / 2 or CHUNK
+        calls.for_others = calls.left - room
+        -- one more than there are shows that these are all
+        local page = max(1, min(math.ceil(room / calls.chunk), entries + 1, PAGE_MOST))
+        local runnable = new_source(tier_queue.runnable, page, ALWAYS_PASSED)
+        runnable.is_runnable = true
+        advance(heap, new_source(tier_queue.heads, PAGE))
+        local line = { heap = heap, tier_queue = tier_queue, known = known, behind = runnable,
+            yielding = {}, groups = {} }
         for lane in pairs(calls.offered) do
             if tier_queues[lane.tier_queue] ~= tier_queue then
                 -- another line has it
@@ -1787,12 +1781,6 @@ local serving = part(function(serving)
         end
     end
 
-    -- The further bodies of the message that was leased last.
-    local function add_bodies(bodies)
-        local n = #out.bodies
-        out.bodies[n + 1], out.bodies[n + 2] = #out.messages / 2 - 1, bodies
-    end
-
     -- What is behind the fence of a message's lease. An ack needs no more of most messages than
     -- their serial key.
     local function tail_for(given, policy, deadline, record, line, slot)
@@ -1825,10 +1813,11 @@ local serving = part(function(serving)
         add_lease(deadline, mid, stored, tail_for(given, policy, deadline, record, line, slot),
             line)
         messages.mirror(lane, record, 'l')
-        if record.parts > 0 then
-            add_bodies(call('LRANGE', key('b:' .. text(mid)), 0, -1))
-        elseif record.mkey and policy.merge == 'all' then
-            add_bodies({})
+        local bodies = record.parts > 0 and call('LRANGE', key('b:' .. text(mid)), 0, -1)
+            or record.mkey and policy.merge == 'all' and {}
+        if bodies then
+            local n = #out.bodies
+            out.bodies[n + 1], out.bodies[n + 2] = #out.messages / 2 - 1, bodies
         end
         if policy.at_most_once then -- it is deleted now; its lease holds the slots
             lane.done, shard.done = lane.done + 1, shard.done + 1

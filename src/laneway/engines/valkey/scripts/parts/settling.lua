@@ -9,8 +9,7 @@
 local settling = part(function(settling)
     local BACK_OFF_FIRST, BACK_OFF_MAX = SECOND, 300 * SECOND
     local EVENTS_AT_ONCE = 20
-    local EIGHT = 'I6I6I6I6I6I6I6I6'
-    local ENTRIES_FORMAT = EIGHT .. EIGHT .. EIGHT .. EIGHT .. EIGHT .. EIGHT .. EIGHT .. EIGHT
+    local ENTRIES_FORMAT = ('I6'):rep(64)
     local ENDS_AHEAD = 100 -- events examined for ends of settled leases
     local END_OF_ONE = 19  -- bytes of an event that ends one lease
     -- The least bytes behind fence and lane. A small hash whose values have 64 bytes or less is a
@@ -239,7 +238,6 @@ local settling = part(function(settling)
         return not (lease.quick or lease.line) or (lanes.policy_of(lane).dedupe and true)
     end
 
-    -- The message is done.
     local function finish(lane, lease, mid, gone_messages)
         lane.done, shard.done = lane.done + 1, shard.done + 1
         if not needs_message(lease, lane) then

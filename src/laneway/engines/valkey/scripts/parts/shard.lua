@@ -513,7 +513,6 @@ local pools_to_notify
 -- Whether messages arrived in lanes that could not deliver before.
 local has_arrivals
 
--- Derive the keys of the shard.
 local function begin_keys(call_keys, arguments)
     KEYS, ARGV, run = call_keys, arguments, redis.call
     if not pack then

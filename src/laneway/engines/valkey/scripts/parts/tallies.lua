@@ -100,7 +100,6 @@ local tallies = part(function(tallies)
         return cell
     end
 
-    -- The cell of a lane.
     local function cell_of_lane(lane)
         local policy, tier = lane.policy, tier_queues[lane.tier_queue].tier
         if not policy and shard.own + shard.exact > 0 then
@@ -205,7 +204,6 @@ local tallies = part(function(tallies)
         counts[place] = (counts[place] or 0) + 1
     end
 
-    -- Write what this call has counted.
     function tallies.save()
         recent.save(shard.now)
         for n = 1, #used do

@@ -18,7 +18,6 @@ local turns = part(function(turns)
     local LATE = 5000 -- microseconds that a worker may be late
     local RECORD_MARK = '\147' -- MessagePack's mark of a list of three: waits, key, turns
 
-    -- The lane's gates.
     function turns.of(lane)
         local found = lane.gate
         if type(found) == 'string' then
@@ -32,7 +31,6 @@ local turns = part(function(turns)
         return found
     end
 
-    -- The record of a lane's gates.
     function turns.record(lane)
         local found = lane.gate
         if type(found) == 'string' then
@@ -101,7 +99,6 @@ local turns = part(function(turns)
         return room
     end
 
-    -- The lane waits at no gate from now on.
     function turns.leave(lane)
         local found = turns.of(lane)
         local group = found.waits and group_at(lane, found.waits)
@@ -113,7 +110,6 @@ local turns = part(function(turns)
         found.waits = false
     end
 
-    -- The lane waits at this gate from now on.
     function turns.come(lane, name)
         local gate, found, group = gates.find(name), turns.of(lane), group_at(lane, name)
         local turn, its_turn = turns.inner(lane, gate), group and turns.of_group(group, lane, gate)

@@ -159,7 +159,6 @@ local writes = part(function(writes)
         held_keys[name] = nil
     end
 
-    -- Write everything: the end of a call.
     function writes.save()
         for name in pairs(members) do
             write_members(name)
