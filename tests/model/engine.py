@@ -198,7 +198,7 @@ class Engine(Lanes):
                 if message.lane.place == "idle":
                     self._place(message.lane)
             for lane, found in due.items():
-                lane.timer = next((one.since for one in self._delayed(lane)), 0)
+                lane.timer = next((max(one.since, self.now) for one in self._delayed(lane)), 0)
                 budget -= max(len(found), 1)
 
     def _due(self, lane: Lane, most: int) -> list[Message]:

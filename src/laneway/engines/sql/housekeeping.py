@@ -103,7 +103,7 @@ def _come_due(tx: Transaction, budget: int) -> None:
         for row in sorted(rows, key=lambda row: (row.since, row.mid)):
             _arrives(tx, row)
         if left_in := [lane for lane in due if not tx.timers.is_deleted(lane)]:
-            tx.run("timers_move", tx.array(left_in))
+            tx.run("timers_move", tx.array(left_in), tx.now)
         left -= sum(max(len(found), 1) for found in due.values())
 
 

@@ -402,9 +402,10 @@ CREATE TABLE lease_end (                 -- when leases of a batch run out, by i
 
 CREATE TABLE timer (                     -- of each lane with delayed messages
     lane INTEGER PRIMARY KEY,
-    at   INTEGER NOT NULL                -- none of them is due before
+    at   INTEGER NOT NULL,               -- none of them is due before
+    turn INTEGER NOT NULL                -- as `at`; where that was due, when others arrived last
 );
-CREATE INDEX timer_at ON timer (at, lane);
+CREATE INDEX timer_turn ON timer (turn, lane);
 
 -- What is stored of a message: its outcome (slot 0) and its last progress report (slot 1).
 CREATE TABLE kept (

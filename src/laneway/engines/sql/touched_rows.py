@@ -263,7 +263,7 @@ class LeaseEndTable(Table):
 
 
 class TimerTable(Table):
-    """`timer`: (lane,) → (time,). A stored one is lowered, unless it was deleted before."""
+    """`timer`: (lane,) → (time, turn). A stored one is lowered, unless it was deleted before."""
 
     def __init__(self, statements: Statements, shard: Shard) -> None:
         super().__init__(statements, "timer", 1, write="timer_write", delete="timer_delete")
@@ -274,7 +274,8 @@ class TimerTable(Table):
         """A message of the lane is due then."""
         self._shard.first_timer = min(self._shard.first_timer, at)
         known = self._changed.get((lane,))
-        self.put((lane,), at if known is None else min(at, *known))
+        first = at if known is None else min(at, *known)
+        self.put((lane,), first, first)
 
     def delete(self, *key: Any) -> None:
         self._deleted[key[0]] = None

@@ -50,6 +50,15 @@ def test_many_topics_with_several_messages(driver: EngineDriver) -> None:
     assert delivered == 3 * (MANY // 2)
 
 
+def test_many_topics_take_turns(driver: EngineDriver) -> None:
+    """A topic between others with many messages, all due at one time, does not wait for these."""
+    bodies = list(map(str, range(8)))
+    put_each(driver, 150, *bodies, delay_us=SECOND)
+    driver.put("other", "x", delay_us=SECOND)
+    put_each(driver, 300, *bodies, delay_us=SECOND)
+    assert driver.bodies(after=1.001, topics=["other"]) == ["x"]
+
+
 def test_many_messages_expire(driver: EngineDriver) -> None:
     """What is leased until then is delivered again."""
     driver.put("other", "x")

@@ -209,7 +209,8 @@ SELECT m.mid FROM message m
                                            ELSE -m.seq END)
                     AND m.mid NOT IN (SELECT l.mid FROM lease l))
     OR (m.state = 1 AND NOT EXISTS (SELECT 1 FROM timer t WHERE t.lane = m.lane
-        AND t.at <= m.since))
+        AND t.at <= m.since
+        AND (t.turn <= m.since OR t.turn <= (SELECT now FROM shard))))
     OR (m.state = 2 AND m.serial = 0 AND NOT EXISTS (
         SELECT 1 FROM key_parked p
          WHERE p.lane = m.lane AND p.rank = m.rank AND p.seq = m.seq
@@ -262,7 +263,7 @@ SELECT (SELECT count(*) FROM lane l JOIN tier_queue q ON q.tier_queue = l.tier_q
      + (SELECT count(*) FROM sweep w JOIN shard s ON w.number < s.first_sweep)
      + (SELECT count(*) FROM event e JOIN shard s ON e.at < s.first_event)
      + (SELECT count(*) FROM lease_end e JOIN shard s ON e.at < s.first_end)
-     + (SELECT count(*) FROM timer t JOIN shard s ON t.at < s.first_timer)
+     + (SELECT count(*) FROM timer t JOIN shard s ON t.turn < s.first_timer)
      + (SELECT count(*) FROM lane l JOIN shard s ON l.place = 2 AND l.wake < s.first_asleep)
      + (SELECT count(*) FROM lane l JOIN shard s ON l.place = 0 AND l.wake < s.first_idle)
      + (SELECT count(*) FROM key_state k JOIN shard s ON k.wake < s.first_wake)

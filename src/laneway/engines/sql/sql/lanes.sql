@@ -76,7 +76,7 @@ DELETE FROM lane WHERE {row} IN (SELECT {row} FROM lane WHERE place = 0 AND wake
 SELECT min(at) FROM (
     SELECT (SELECT at FROM event WHERE at >= ?1 ORDER BY at LIMIT 1) AS at
     UNION ALL SELECT (SELECT at FROM lease_end WHERE at >= ?2 ORDER BY at LIMIT 1)
-    UNION ALL SELECT (SELECT at FROM timer WHERE at >= ?3 ORDER BY at LIMIT 1)
+    UNION ALL SELECT (SELECT turn FROM timer WHERE turn >= ?3 ORDER BY turn LIMIT 1)
     UNION ALL SELECT (SELECT wake FROM lane WHERE place = 2 AND wake >= ?4 ORDER BY wake LIMIT 1)
     UNION ALL SELECT (SELECT wake FROM lane WHERE place = 0 AND wake >= ?5 ORDER BY wake LIMIT 1)
     UNION ALL SELECT (SELECT wake FROM gate WHERE wake >= ?6 ORDER BY wake LIMIT 1)
@@ -90,7 +90,7 @@ SELECT min(at) FROM (
 -- each kind.
 SELECT (SELECT at FROM event WHERE at >= ?1 ORDER BY at LIMIT 1),
        (SELECT at FROM lease_end WHERE at >= ?2 ORDER BY at LIMIT 1),
-       (SELECT at FROM timer WHERE at >= ?3 ORDER BY at LIMIT 1),
+       (SELECT turn FROM timer WHERE turn >= ?3 ORDER BY turn LIMIT 1),
        (SELECT wake FROM lane WHERE place = 2 AND wake >= ?4 ORDER BY wake LIMIT 1),
        (SELECT wake FROM lane WHERE place = 0 AND wake >= ?5 ORDER BY wake LIMIT 1),
        (SELECT wake FROM key_state WHERE wake >= ?6 ORDER BY wake LIMIT 1),

@@ -73,19 +73,20 @@ DELETE FROM event WHERE (at, kind, mid) IN (SELECT * FROM (VALUES (?, ?, ?)));
 
 -- name: timer_write
 -- A timer that is earlier stays.
-INSERT INTO timer (lane, at) VALUES (?, ?)
-    ON CONFLICT (lane) DO UPDATE SET at = {least}(timer.at, excluded.at);
+INSERT INTO timer (lane, at, turn) VALUES (?, ?, ?)
+    ON CONFLICT (lane) DO UPDATE SET at = {least}(timer.at, excluded.at),
+        turn = {least}(timer.turn, excluded.turn);
 
 -- name: timer_delete
 DELETE FROM timer WHERE lane IN (VALUES (?));
 
 -- name: timers_due
 -- The lanes with the earliest timers; ?1 is the first time.
-SELECT lane FROM timer WHERE at BETWEEN ?1 AND ?2 ORDER BY at, lane LIMIT ?3;
+SELECT lane FROM timer WHERE turn BETWEEN ?1 AND ?2 ORDER BY turn, lane LIMIT ?3;
 
 -- name: timers_due_lately
 -- Those with the latest ones.
-SELECT lane FROM timer WHERE at BETWEEN ?1 AND ?2 ORDER BY at DESC, lane DESC LIMIT ?3;
+SELECT lane FROM timer WHERE turn BETWEEN ?1 AND ?2 ORDER BY turn DESC, lane DESC LIMIT ?3;
 
 -- name: messages_due
 -- The first delayed messages of these lanes, ?3 of each.
@@ -95,10 +96,12 @@ SELECT m.lane, m.mid FROM {array ?1} j {join} message m ON m.mid IN (
 
 -- name: timers_move
 -- To the first delayed message of each of these lanes; to the end of time, if one has none against
--- its count.
-UPDATE timer SET at = coalesce((SELECT d.since FROM message d WHERE d.lane = timer.lane
-    AND d.state = 1 AND d.since >= timer.at ORDER BY d.since LIMIT 1), 4611686018427387904)
- WHERE lane IN (SELECT value FROM {array ?} j);
+-- its count. A lane whose first one is due now (?2) goes behind those that have waited longer.
+UPDATE timer SET (at, turn) = (SELECT f.at, {greatest}(f.at, ?2) FROM (SELECT coalesce((
+    SELECT d.since FROM message d WHERE d.lane = timer.lane
+       AND d.state = 1 AND d.since >= timer.at ORDER BY d.since LIMIT 1), 4611686018427387904)
+    AS at) f)
+ WHERE lane IN (SELECT value FROM {array ?1} j);
 
 -- name: events_due
 SELECT at, kind, mid FROM event WHERE at BETWEEN ? AND ? ORDER BY at, kind, mid LIMIT ?;

@@ -523,10 +523,12 @@ local messages = part(function(messages)
         writes.set_member(lanes.key_of('a', lane), place_by_time(record), false)
     end
 
-    -- Move the timer of a lane to its first delayed message.
+    -- Move the timer of a lane to its first delayed message; if that is due, behind the timers of
+    -- lanes that have waited longer.
     function messages.move_timer(lane)
         local first = call('ZRANGE', lanes.key_of('a', lane), '[D', '(E', 'BYLEX', 'LIMIT', 0, 1)[1]
-        writes.set_member(keys.timers, lanes.member(lane), first and unpack_from('>I7', first, 2))
+        writes.set_member(keys.timers, lanes.member(lane),
+            first and max(unpack_from('>I7', first, 2), shard.now))
     end
 
     -- Whether the message is in the index of its state.
@@ -539,7 +541,7 @@ local messages = part(function(messages)
             return call('ZSCORE', aside, place_aside(record, 'p')) ~= false
         end
         local timer = writes.score(keys.timers, lanes.member(lane))
-        return timer and timer <= record.since
+        return timer and timer <= max(record.since, shard.now)
             and call('ZSCORE', aside, place_aside(record, 'd')) ~= false
             and call('ZSCORE', aside, place_by_time(record)) ~= false
     end
