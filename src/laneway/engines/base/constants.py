@@ -61,7 +61,8 @@ def housekeeping_of_lease(n: int) -> int:
     """
     The same of a lease of `n` messages. It lets as many messages arrive as it delivers, so that a
     topic whose messages are due at one time gets its share; more would delay other topics. A lease
-    that delivers nothing does up to `HOUSEKEEPING_LIMIT`.
+    that delivers nothing does up to `HOUSEKEEPING_LIMIT`, as one does while lanes of a changed
+    pattern are placed: else a share would be wrong for as long as some lanes are not.
     """
     return min(max(n, LEASE_HOUSEKEEPING), HOUSEKEEPING_LIMIT)
 

@@ -45,7 +45,7 @@ from laneway.engines.sql import (
 from laneway.engines.sql.inbox import Inbox
 from laneway.engines.sql.lane_cache import LaneCache
 from laneway.engines.sql.rivalry import Rivalry
-from laneway.engines.sql.rows import to_json
+from laneway.engines.sql.rows import NONE, to_json
 from laneway.engines.sql.store import Connection, Outdated, Place, Read, Store
 from laneway.engines.sql.transaction import Rules, Transaction
 from laneway.engines.sql.wakeup import Waits, Wakeup, take_back
@@ -403,7 +403,8 @@ class SqlQueue(Waits):
         reads = partial(leasing.reads, pool=pool, room=n)
         with self.transaction(now_us, durable=False, reads=reads if topics is None else None) as tx:
             found = tx.shard.delivered
-            housekeeping.run(tx, housekeeping_of_lease(n))
+            is_sweeping = tx.shard.first_sweep != NONE
+            housekeeping.run(tx, HOUSEKEEPING_LIMIT if is_sweeping else housekeeping_of_lease(n))
             tx.flush_departures()
             startable = n if startable is None else startable
             filter_ = Only.of(wanted, tx)

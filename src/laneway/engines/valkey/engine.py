@@ -71,6 +71,9 @@ from laneway.message import (
 )
 from laneway.units import SECOND
 
+SWEEPING = 2
+"""The answer of a call that has more lanes of changed patterns to place."""
+
 HOUSE = 120
 """
 Events, wakes and sweeps that one function call processes at most, because the server answers no
@@ -424,6 +427,8 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
                 record_formats.pack(ranges) if ranges else b"",
             )
             if has_more_house:
+                if has_more_house == SWEEPING:
+                    left, others = left + others, 0
                 continue
             if has_filter:
                 self._remember_begins(lease_filter, next_begins)

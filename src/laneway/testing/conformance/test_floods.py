@@ -89,3 +89,14 @@ def test_many_topics_wake(driver: EngineDriver) -> None:
     driver.put("other", "1", "2")
     assert driver.run(topics=["other"]) == ["1"]
     assert driver.bodies(after=1, topics=["other"]) == ["2"]
+
+
+def test_many_topics_after_a_policy_change(driver: EngineDriver) -> None:
+    """Leases of few messages place as many lanes as others, so shares are right soon."""
+    driver.policy("*", paused=True)
+    put_each(driver, 2 * MANY, "1")
+    driver.put("other", "x")
+    driver.policy("*", paused=False)
+    for _ in range(3):
+        driver.lease(1)
+    assert driver.bodies(1, topics=["other"]) == ["x"]

@@ -22,10 +22,10 @@
 -- ARGV[18]: who holds the leases; "": a worker, whose heartbeat says so
 -- ARGV[19]: ranges of names that all lanes of ARGV[11] have (packed); "": not known, or not needed
 --
--- Answers {now, the next wake time or -1, 1 to call again, the namespace's nonce, the first fence,
--- messages, runs, bodies, 1 if lanes were passed over, where the next call with the same filter
--- begins or "", 1 if lanes are left that the last calls have not seen, the processor time of this
--- call in microseconds}; see `serving.lease`.
+-- Answers {now, the next wake time or -1, 1 to call again (2: lanes are swept), the namespace's
+-- nonce, the first fence, messages, runs, bodies, 1 if lanes were passed over, where the next call
+-- with the same filter begins or "", 1 if lanes are left that the last calls have not seen, the
+-- processor time of this call in microseconds}; see `serving.lease`.
 
 -- After longer housekeeping, in microseconds, the next call delivers: both together would keep
 -- other clients waiting.
@@ -43,7 +43,7 @@ local only = (ARGV[11] ~= '' or ARGV[15] ~= '') and {
 } or nil
 local function call_again()
     save()
-    return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, '', 0, 0 }
+    return { shard.now, -1, shard.sweeping > 0 and 2 or 1, shard.nonce, 0, {}, {}, {}, 0, '', 0, 0 }
 end
 
 adopt_tiers(ARGV[2])
