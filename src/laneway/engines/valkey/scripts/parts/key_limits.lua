@@ -121,7 +121,6 @@ key_limits = part(function(key_limits)
         return room_of(policy, read(slot) or UNUSED)
     end
 
-    -- Park a ready message because of its key.
     function key_limits.park(lane, policy, slot, record)
         local state = read(slot) or new()
         messages.park_ready(lane, record, key('p:' .. slot))
@@ -177,7 +176,9 @@ key_limits = part(function(key_limits)
         end
         local policy = lanes.policy_of(lane)
         state.leased = max(state.leased - 1, 0)
-        bring_forward(lane, slot, state, min(room_of(policy, state), 1))
+        if state.parked > 0 then
+            bring_forward(lane, slot, state, min(room_of(policy, state), 1))
+        end
         save_state(lane, policy, slot, state)
     end
 
@@ -191,7 +192,6 @@ key_limits = part(function(key_limits)
         end
     end
 
-    -- A parked message stops waiting.
     function key_limits.unpark(lane, record)
         local slot = slot_of(lane, record.topic, record.key or '')
         messages.end_parking(lane, record, key('p:' .. slot))

@@ -288,7 +288,6 @@ lanes = part(function(lanes)
         end
     end
 
-    -- Policies have changed in this call.
     function lanes.policies_changed()
         for _, lane in pairs(known) do
             if lane then

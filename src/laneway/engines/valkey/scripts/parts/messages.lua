@@ -88,7 +88,9 @@ local messages = part(function(messages)
 
     -- `stored`, `content_at` and `content_to`: where the content is, unless `content` has it.
     local function new_table()
-        at_next_begin(reset)
+        if taken == 0 then
+            at_next_begin(reset)
+        end
         taken = taken + 1
         local record = pool[taken]
         if not record or record.is_rare then

@@ -191,7 +191,6 @@ local turns = part(function(turns)
         return last, longest
     end
 
-    -- The lane's gates other than this one.
     local function others(lane, found)
         local rest = {}
         for _, gate in ipairs(gates.of_key(turns.of(lane).key)) do
