@@ -474,6 +474,20 @@ def test_the_doctor_repairs_timers(tmp_path: Path) -> None:
         assert len(engine.lease(1, now_us=due).leases) == 1
 
 
+def test_first_places_that_a_put_has_read_are_stored(tmp_path: Path) -> None:
+    """A put that drops from one partition also learns where the others begin."""
+    with closing(engine_at(tmp_path / "q.db")) as engine:
+        engine.policy_set(
+            "code", "a", {"max_backlog": 6, "on_full": "drop_oldest", "partitions": 2}
+        )
+        for n in range(12):
+            engine.put([Draft("a", b"x", key=f"k{n}")])
+        engine.lease(2)
+        for n in range(4):
+            engine.put([Draft("a", b"x", key=f"y{n}")])
+            assert [check.name for check in engine.doctor() if not check.ok] == []
+
+
 def test_a_recreated_file_repeats_no_number(tmp_path: Path) -> None:
     """Leases of a deleted file are "lost" in the file that replaces it."""
     path = tmp_path / "q.db"

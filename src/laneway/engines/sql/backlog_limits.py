@@ -222,15 +222,23 @@ class _Order:
             return "victims_in_bucket", source, self._below, most
         return "victims", source.lane, self._below, most, *source.place_below(self._below)
 
-    def add(self, page: Sequence[tuple[int | None, int | None, int, int, int, int | None]]) -> bool:
+    def add(
+        self,
+        tx: Transaction,
+        page: Sequence[tuple[int | None, int | None, int, int, int, int | None]],
+    ) -> bool:
         """Add those that were read. Returns whether there may be more, and more are wanted."""
         front = page[-1][1] if page else None
         if front is None:
             self.end = None
             return False
         self._below, first = front, page[0][-1]
-        if first is not None and isinstance(self._source, Lane):
-            self._source.begin_rank_at(front + 1, first)
+        if (
+            first is not None
+            and isinstance(self._source, Lane)
+            and self._source.begin_rank_at(front + 1, first)
+        ):
+            tx.touch(self._source)
         self.places += [
             Place(-(rank >> 1), since, seq, mid)
             for mid, rank, since, seq, *_ in page
@@ -255,7 +263,7 @@ def _read_places(tx: Transaction, backlogs: Sequence[Backlog]) -> None:
     while unread:
         pages = tx.pages([order.read() for order in unread])
         sizes.update((mid, size) for page in pages for mid, *_, size, _ in page)
-        unread = [order for order, page in zip(unread, pages, strict=True) if order.add(page)]
+        unread = [order for order, page in zip(unread, pages, strict=True) if order.add(tx, page)]
     mids: list[int] = []
     left = MOST_BYTES
     for backlog, its in orders.items():

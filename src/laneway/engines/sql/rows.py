@@ -191,13 +191,13 @@ class Lane(msgspec.Struct, eq=False, gc=False):
                 rank, pos = each
         return rank, pos
 
-    def begin_rank_at(self, rank: int, pos: int) -> None:
-        """No ready message of this rank has an earlier position."""
-        if rank == self.first_rank:
-            self.first_pos = max(self.first_pos, pos)
-        for each in self.ranks or ():
-            if each[0] == rank:
-                each[1] = max(each[1], pos)
+    def begin_rank_at(self, rank: int, pos: int) -> bool:
+        """No ready message of this rank has an earlier position. Returns whether that is news."""
+        before = self.first_pos
+        self.first_pos = max(before, pos) if rank == self.first_rank else before
+        for each in (each for each in self.ranks or () if each[0] == rank):
+            each[1] = max(each[1], pos)
+        return self.first_pos != before
 
     def first_places(self) -> list[tuple[int, int, int]]:
         """Where to read ready messages: from a rank and a position to the last rank."""
