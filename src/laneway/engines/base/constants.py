@@ -54,17 +54,15 @@ def result_name(message_id: str, topic: str) -> str:
 HOUSEKEEPING_LIMIT = 1000
 """Most due messages, expired messages, woken lanes and swept lanes that one call handles, each."""
 
-LEASE_HOUSEKEEPING = 100
-
 
 def housekeeping_of_lease(n: int) -> int:
     """
-    The same of a lease of `n` messages. It lets as many messages arrive as it delivers, so that a
+    The same of a lease of `n` messages: `n`, but at least 100. So many arrive as it delivers, and a
     topic whose messages are due at one time gets its share; more would delay other topics. A lease
     that delivers nothing does up to `HOUSEKEEPING_LIMIT`, as one does while lanes of a changed
     pattern are placed: else a share would be wrong for as long as some lanes are not.
     """
-    return min(max(n, LEASE_HOUSEKEEPING), HOUSEKEEPING_LIMIT)
+    return min(max(n, 100), HOUSEKEEPING_LIMIT)
 
 
 MOST_SPARE_DROPS = 250

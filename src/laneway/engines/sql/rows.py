@@ -193,11 +193,13 @@ class Lane(msgspec.Struct, eq=False, gc=False):
 
     def begin_rank_at(self, rank: int, pos: int) -> bool:
         """No ready message of this rank has an earlier position. Returns whether that is news."""
-        before = self.first_pos
-        self.first_pos = max(before, pos) if rank == self.first_rank else before
-        for each in (each for each in self.ranks or () if each[0] == rank):
-            each[1] = max(each[1], pos)
-        return self.first_pos != before
+        is_news = rank == self.first_rank and pos > self.first_pos
+        if is_news:
+            self.first_pos = pos
+        for each in self.ranks or ():
+            if each[0] == rank and pos > each[1]:
+                each[1], is_news = pos, True
+        return is_news
 
     def first_places(self) -> list[tuple[int, int, int]]:
         """Where to read ready messages: from a rank and a position to the last rank."""
