@@ -14,6 +14,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap, Loader
 
 from laneway.engines.base import FullEngine, LogEntry
 from laneway.engines.postgres.address import schema_of
@@ -21,6 +23,7 @@ from laneway.engines.postgres.pipeline import Pipeline, Ticket
 from laneway.engines.postgres.statements import LAYOUT
 from laneway.errors import EngineUnavailable, SchemaMismatch, UsageError
 from laneway.message import Draft, Settlement
+from laneway.producing.outbox_source import OutboxSource
 from laneway.testing.postgres_server import PostgresServer
 from tests.postgres.conftest import drain, some, store_of
 
@@ -182,6 +185,28 @@ def test_a_schema_of_an_administrator(server: PostgresServer, opened: Opened) ->
     assert "lacks a right" in refusal(opened, guest, namespace="other")
     server.execute('CREATE SCHEMA "laneway_foreign"', "given")
     assert "GRANT USAGE" in refusal(opened, guest, namespace="foreign")
+
+
+def test_adapters_of_the_program_change_nothing(
+    server: PostgresServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have registered its own for all connections."""
+
+    class Text(Loader):
+        def load(self, data: Buffer) -> str:
+            return bytes(data).hex()
+
+    registered = AdaptersMap(psycopg.adapters)
+    for each in ("bool", "int8", "float8", "text", "bytea", "numeric"):
+        registered.register_loader(each, Text)
+    monkeypatch.setattr("psycopg.postgres.adapters", registered)
+    engine = opened(server.url)
+    engine.put(some(3))
+    assert sorted(drain(engine)) == ["m0", "m1", "m2"]
+    source = OutboxSource(server.url, "default")
+    source.create()
+    assert source.status().waiting == 0
+    source.close()
 
 
 def test_settings_of_the_role_change_nothing(server: PostgresServer, opened: Opened) -> None:

@@ -23,6 +23,11 @@ ANSWER_SECONDS = 60.0
 """A server that does not answer for so long is given up: longer than any lock is waited for."""
 
 
+_ADAPTERS = psycopg.adapt.AdaptersMap(types=psycopg.adapters.types)
+"""Psycopg's own: a program may have registered others for all its connections."""
+psycopg.postgres.register_default_adapters(_ADAPTERS)
+
+
 class NoAnswer(psycopg.OperationalError):
     """The server has not answered in time."""
 
@@ -74,7 +79,11 @@ def connect(
     process. So another number than the server's own means that there is a pooler.
     """
     connection = ServerConnection.connect(
-        server, autocommit=True, client_encoding="UTF8", **(_defaults(server) | options)
+        server,
+        autocommit=True,
+        context=_ADAPTERS,
+        client_encoding="UTF8",
+        **(_defaults(server) | options),
     )
     try:
         if is_pooled is None:
