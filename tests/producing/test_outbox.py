@@ -34,6 +34,7 @@ from laneway import (
 from laneway.producing.forwarder import Forwarder, Superseded
 from laneway.producing.outbox_source import OutboxSource, OutboxStatus
 from laneway.producing.reports import UnsentReports
+from laneway.testing.servers import until
 from tests.conformance.postgres_setups import server
 
 if TYPE_CHECKING:
@@ -248,6 +249,7 @@ def test_django(app: Laneway, request: pytest.FixtureRequest, vendor: str) -> No
     database_module: Any = importlib.import_module("django.db")
     connection, connections = database_module.connection, database_module.connections
     transaction: Any = importlib.import_module("django.db.transaction")
+    options: Any = importlib.import_module("laneway.contrib.django.options")
 
     database = request.getfixturevalue("sqlite" if vendor == "sqlite3" else "postgres")
     name = database.url.removeprefix("sqlite:///")
@@ -255,7 +257,7 @@ def test_django(app: Laneway, request: pytest.FixtureRequest, vendor: str) -> No
     if vendor == "postgresql":
         info = psycopg.conninfo.conninfo_to_dict(database.url)
         own |= {"NAME": info["dbname"], "USER": "postgres", "HOST": info["host"]}
-        own["PORT"] = info["port"]
+        own |= {"PORT": info["port"], "OPTIONS": {"options": "-c lock_timeout=77"}}
     if not settings.configured:
         settings.configure(DATABASES={"default": own})
         django.setup()
@@ -273,6 +275,10 @@ def test_django(app: Laneway, request: pytest.FixtureRequest, vendor: str) -> No
         assert database.topics() == ["stays"]
         assert not once(connections["default"], Message("x", id="1"))
         app.outbox.create(connection)
+        with closing(options.connect("default")) as other:
+            if vendor == "postgresql":
+                assert other.execute("SHOW lock_timeout").fetchone() == ("77ms",)
+            assert other.execute("SELECT topic FROM laneway_outbox").fetchone() == ("stays",)
     finally:
         connection.close()
 
@@ -473,6 +479,32 @@ def test_a_database_that_is_away() -> None:
     with pytest.raises(EngineUnavailable, match="the database cannot be used") as caught:
         source.status()
     assert "\n" not in str(caught.value)
+
+
+def test_a_database_that_fails_is_logged_in_one_line(
+    app: Laneway, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each outage once, and without a traceback."""
+    source = OutboxSource(f"sqlite:///{tmp_path}/user.db", "default")
+    thread = Forwarder(source, app.runtime.holder, UnsentReports())
+
+    def logged(times: int) -> None:
+        until(lambda: len(caplog.records) >= times, f"{times} log lines")
+
+    with closing(sqlite3.connect(tmp_path / "user.db")) as connection:
+        thread.start()
+        logged(1)
+        app.outbox.create(connection)
+        app.publish("a", connection=connection)
+        connection.commit()
+        assert app.lease(1, wait=20)
+        connection.execute("ALTER TABLE laneway_outbox RENAME TO other")
+        connection.commit()
+        logged(2)
+    thread.stop()
+    assert len(caplog.records) == 2
+    assert not any(each.exc_info for each in caplog.records)
+    assert "laneway outbox create URL" in caplog.text
 
 
 def test_a_slow_transaction_is_not_skipped(app: Laneway, postgres: Database) -> None:

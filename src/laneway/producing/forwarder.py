@@ -212,12 +212,16 @@ class Forwarder(threading.Thread):
                     self._is_elsewhere = not source.lead()
                     if not self._is_elsewhere:
                         self._forward_all()
-                        self._source_error = ""
                 except Superseded:
                     self._is_elsewhere = True
                 except Exception as error:  # noqa: BLE001  # messages wait until the next attempt
                     if (text := storable.of(error, 500)) != self._source_error:
-                        logger.exception("%s: forwarding failed; retrying", source.name)
+                        logger.error(
+                            "%s: forwarding failed; retrying: %s",
+                            source.name,
+                            text,
+                            exc_info=not isinstance(error, LanewayError),
+                        )
                     self._source_error = text
                 finally:
                     source.step_down()
@@ -271,6 +275,7 @@ class Forwarder(threading.Thread):
         rows = self._rows()
         batch = (secrets.token_hex(8), rows) if rows else None
         self._write_down(batch)
+        self._source_error = ""
         return batch
 
     def _rows(self) -> list[Row]:

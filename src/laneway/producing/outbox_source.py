@@ -77,13 +77,14 @@ class OutboxSource:
     """
     The outbox of a database as the forwarder's source. Opened at first use.
 
-    `url`: `postgresql://…`, or `sqlite:///path`. Raises UsageError for others.
+    `url`: `postgresql://…`, or `sqlite:///path`. Raises UsageError for others. `connect`: opens a
+    connection, in autocommit mode; then `url` is a name for log lines.
     """
 
-    def __init__(self, url: str, namespace: str) -> None:
+    def __init__(self, url: str, namespace: str, connect: Callable[[], Any] | None = None) -> None:
         self.name = f"outbox {redacted(url)}"
         self._namespace = namespace
-        self._open = _opener(url)
+        self._open = connect or _opener(url)
         self._opened: Any = None
         self._connected: Connected | None = None
         self._me = f"{process_name()}:{secrets.token_hex(6)}"
@@ -297,20 +298,17 @@ class OutboxForwarding:
     """The forwarder of an application's outbox, which its workers start and stop."""
 
     def __init__(
-        self, url: str, target: EngineHolder, unsent: UnsentReports, namespace: Callable[[], str]
+        self, source: Callable[[], OutboxSource], target: EngineHolder, unsent: UnsentReports
     ) -> None:
-        OutboxSource(url, "")  # checks the URL
-        self.name = f"outbox {redacted(url)}"
-        self._url = url
+        self.name = source().name
+        self._source = source
         self._target = target
         self._unsent = unsent
-        self._namespace = namespace
         self._threads: list[Forwarder] = []  # a parent's stay here in a forked child
 
     def start(self) -> Forwarder:
         """Forward in a thread of its own."""
-        source = OutboxSource(self._url, self._namespace())
-        thread = Forwarder(source, self._target, self._unsent)
+        thread = Forwarder(self._source(), self._target, self._unsent)
         self._threads.append(thread)
         thread.start()
         return thread
@@ -325,23 +323,16 @@ def _opener(url: str) -> Callable[[], Any]:
     """What opens the database of a URL. Raises UsageError."""
     scheme = url.partition("://")[0]
     if scheme in ("postgresql", "postgres"):
-        server = postgres_address.parse(url).server
+        address = postgres_address.parse(url)
 
         def connect() -> Any:
             try:
-                import psycopg  # noqa: PLC0415  # an extra
+                from laneway.engines.postgres import connecting  # noqa: PLC0415  # an extra
             except ModuleNotFoundError as error:
                 raise UsageError(
                     "an outbox in PostgreSQL needs psycopg; pip install 'laneway[postgres]'"
                 ) from error
-            return psycopg.connect(
-                server,
-                autocommit=True,
-                prepare_threshold=None,  # poolers
-                client_encoding="UTF8",  # that of a database or a role may be SQL_ASCII
-                connect_timeout=10,
-                application_name="laneway outbox",
-            )
+            return connecting.connect(address.server, is_pooled=address.is_pooled)
 
         return connect
     path = sqlite_address.parse(url).path if scheme == "sqlite" else None

@@ -17,7 +17,7 @@ from laneway.errors import UsageError
 from laneway.message import Receipt
 from laneway.producing.buffer import Buffer, MessageBuffer
 from laneway.producing.outbox import JoinedProducer
-from laneway.producing.outbox_source import OutboxForwarding
+from laneway.producing.outbox_source import OutboxForwarding, OutboxSource
 from laneway.producing.producer import Producer, QueuedProducer
 from laneway.producing.publish_options import PublishOptions, message_from
 from laneway.producing.reports import UnsentReports
@@ -119,7 +119,9 @@ class Runtime:
         """The elections in which the application's workers are candidates."""
         if outbox is not None:
             self.elections_in_workers.append(
-                OutboxForwarding(outbox, self.holder, self.unsent, lambda: self.namespace)
+                OutboxForwarding(
+                    lambda: OutboxSource(outbox, self.namespace), self.holder, self.unsent
+                )
             )
         self.handlers = Handlers()
         self.handlers.program, self.handlers.version = program, version

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
 import subprocess
 import sys
-from typing import Any
+import threading
 from unittest import mock
 
 import pytest
@@ -15,8 +17,8 @@ from django.core.management.base import CommandError
 from django.db import connection, connections, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase, override_settings
 
-from laneway import BadMessage
-from laneway.contrib.django import app, application, options, outbox
+from laneway import BadMessage, Message, once
+from laneway.contrib.django import app, application, outbox
 from laneway.testing import eager, virtual
 from tests.contrib.django_shop.shop.models import Order
 from tests.contrib.django_shop.shop.tasks import amail, mail, mail_apart, opening
@@ -62,6 +64,35 @@ class Tasks(TransactionTestCase):
         with connection.cursor() as cursor:
             cursor.execute("SELECT topic FROM laneway_outbox WHERE topic LIKE 'mail.%'")
             assert cursor.fetchall() == [("mail.stays",)]
+        assert outbox() is connections["default"]
+
+    def test_a_worker_forwards_from_the_database_of_the_test(self) -> None:
+        """Not from the one that the setting names outside of tests."""
+        ran = threading.Event()
+        app.handler("stock.here")(lambda _: ran.set())
+        app.publish("stock.here", 1, connection=connection)
+
+        async def work() -> None:
+            async with app.worker():
+                await asyncio.to_thread(ran.wait, 30)
+
+        asyncio.run(work())
+        assert ran.is_set()
+
+    def test_commands_of_databases(self) -> None:
+        """`flush` empties the outbox, as after each test of this class; no dump has its rows."""
+        app.publish("stock.pen", 1, connection=connection)
+        assert once(connection, Message("stock.pen", id="1"))
+        dump = io.StringIO()
+        call_command("dumpdata", "--all", stdout=dump)
+        assert "contenttypes" in dump.getvalue()
+        assert "stock.pen" not in dump.getvalue()
+        call_command("makemigrations", "laneway", "--check", "--dry-run", verbosity=0)
+        call_command("flush", "--noinput", verbosity=0)
+        with connection.cursor() as cursor:
+            for table in ("laneway_outbox", "laneway_outbox_forwarder", "laneway_once"):
+                cursor.execute(f"SELECT count(*) FROM {table}")
+                assert cursor.fetchone() == (0,), table
 
 
 class OnCommit(TestCase):
@@ -118,25 +149,6 @@ class Settings(SimpleTestCase):
                 assert error.id == "laneway.E001"
                 assert expected in error.msg, error.msg
         assert run_checks(tags=["laneway"]) == []
-
-    def test_the_url_of_a_database(self) -> None:
-        """Passwords are quoted; a socket's folder is a host."""
-        own: dict[str, Any] = {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": "shop",
-            "USER": "me",
-            "PASSWORD": "p@ss/word",
-            "HOST": "/run/postgresql",
-            "PORT": 5433,
-            "OPTIONS": {"sslmode": "require", "pool": True},
-        }
-        found = mock.Mock(vendor="postgresql", settings_dict=own)
-        with mock.patch.object(options, "connections", {"default": found}):
-            assert options.database_url("default") == (
-                "postgresql://me:p%40ss%2Fword@/shop"
-                "?host=%2Frun%2Fpostgresql&port=5433&sslmode=require"
-            )
-        assert outbox() is connections["default"]
 
 
 class Worker(TransactionTestCase):

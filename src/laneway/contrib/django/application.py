@@ -25,6 +25,7 @@ from django.db import close_old_connections, reset_queries, transaction
 
 from laneway import Job, Laneway, LanewayError, Task
 from laneway.contrib.django import options
+from laneway.producing.outbox_source import OutboxForwarding, OutboxSource
 from laneway.tasks.decorator import TaskKeywords
 
 P = ParamSpec("P")
@@ -141,6 +142,16 @@ def _create() -> DjangoLaneway:
     try:
         created = DjangoLaneway(**options.arguments())
         created.policy_many(options.given().get("POLICIES", {}).items())
+        if (alias := options.outbox_alias()) is not None:
+            created.runtime.elections_in_workers.append(
+                OutboxForwarding(
+                    lambda: OutboxSource(
+                        alias, created.namespace, functools.partial(options.connect, alias)
+                    ),
+                    created.runtime.holder,
+                    created.runtime.unsent,
+                )
+            )
     except LanewayError as error:
         raise ImproperlyConfigured(f"LANEWAY: {error}") from error
     return created

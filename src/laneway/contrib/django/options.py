@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote, urlencode
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -20,9 +19,6 @@ OWN = frozenset({"OUTBOX", "POLICIES", "MODULES"})
 """Keys that this package reads."""
 
 KEYS = OWN | {name.upper() for name in ARGUMENTS}
-
-SSL_OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl")
-"""Options of a PostgreSQL database in Django that its URL needs, too."""
 
 
 def given() -> Mapping[str, Any]:
@@ -45,9 +41,28 @@ def arguments() -> dict[str, Any]:
     """The arguments of `Laneway` that the setting gives. Raises ImproperlyConfigured."""
     options = {key.lower(): value for key, value in given().items() if key not in OWN}
     options.setdefault("program", (settings.SETTINGS_MODULE or "django").partition(".")[0])
-    if (outbox := given().get("OUTBOX")) is not None:
-        options["outbox"] = outbox if "://" in str(outbox) else database_url(outbox)
-    return options
+    outbox = given().get("OUTBOX")
+    return options | ({"outbox": outbox} if "://" in str(outbox) else {})
+
+
+def outbox_alias() -> str | None:
+    """
+    The alias of the database with the outbox; None without one, or with its URL. Raises
+    ImproperlyConfigured if Django has no such PostgreSQL or SQLite database.
+    """
+    alias = given().get("OUTBOX")
+    if alias is None or "://" in str(alias):
+        return None
+    try:
+        vendor = connections[str(alias)].vendor
+    except ConnectionDoesNotExist as error:
+        raise ImproperlyConfigured(f'LANEWAY["OUTBOX"]: {error}') from error
+    if vendor not in ("sqlite", "postgresql"):
+        raise ImproperlyConfigured(
+            f'LANEWAY["OUTBOX"]: the database "{alias}" is {vendor}; an outbox needs PostgreSQL or'
+            " SQLite"
+        )
+    return str(alias)
 
 
 def modules() -> list[str]:
@@ -61,27 +76,11 @@ def outbox_connection(using: str | None = None) -> Any:
     return connections["default" if "://" in outbox else outbox]
 
 
-def database_url(alias: str) -> str:
-    """
-    The URL of one of Django's databases, as Laneway's outbox needs it. Raises ImproperlyConfigured
-    if it does not exist or is neither PostgreSQL nor an SQLite file.
-    """
-    try:
-        connection = connections[alias]
-    except ConnectionDoesNotExist as error:
-        raise ImproperlyConfigured(f'LANEWAY["OUTBOX"]: {error}') from error
-    if connection.vendor not in ("sqlite", "postgresql"):
-        raise ImproperlyConfigured(
-            f'LANEWAY["OUTBOX"]: the database "{alias}" is {connection.vendor}; an outbox needs'
-            " PostgreSQL or SQLite"
-        )
-    own = connection.settings_dict
-    name = str(own["NAME"] or "")
-    if connection.vendor == "sqlite":
-        return f"sqlite:///{name}"
-    user, password = (quote(str(own.get(key) or ""), safe="") for key in ("USER", "PASSWORD"))
-    login = f"{user}:{password}@" if password else f"{user}@" if user else ""
-    query = {"host": own.get("HOST"), "port": own.get("PORT")}
-    query |= {key: own.get("OPTIONS", {}).get(key) for key in SSL_OPTIONS}
-    text = urlencode({key: value for key, value in query.items() if value}, quote_via=quote)
-    return f"postgresql://{login}/{quote(name, safe='')}{'?' if text else ''}{text}"
+def connect(alias: str) -> Any:
+    """A new driver connection to a database as its setting is now: tests change its name."""
+    new = connections.create_connection(alias)
+    own = new.settings_dict
+    options = {name: value for name, value in own["OPTIONS"].items() if name != "pool"}
+    new.settings_dict = own | {"AUTOCOMMIT": True, "OPTIONS": options}
+    new.connect()
+    return new.connection

@@ -16,11 +16,14 @@ def create_outbox(apps: Any, schema_editor: Any) -> None:
         outbox.create(schema_editor.connection)
 
 
-def _name(name: str, **options: Any) -> Any:
-    key = models.BigAutoField(
+def _model(name: str, key: str = "", **options: Any) -> Any:
+    field: Any = models.BigAutoField(
         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
     )
-    return migrations.CreateModel(name, [("id", key)], options={"managed": False, **options})
+    if key:
+        field = models.TextField(primary_key=True, serialize=False)
+    options = {"base_manager_name": "objects", "default_permissions": (), **options}
+    return migrations.CreateModel(name, [(key or "id", field)], options=options)
 
 
 class Migration(migrations.Migration):
@@ -29,14 +32,23 @@ class Migration(migrations.Migration):
     initial = True
     dependencies = ()
     operations = (
-        migrations.RunPython(create_outbox, migrations.RunPython.noop),
-        _name(
+        migrations.SeparateDatabaseAndState(
+            [migrations.RunPython(create_outbox, migrations.RunPython.noop)],
+            [
+                _model("Outbox", db_table="laneway_outbox"),
+                _model("Forwarder", "namespace", db_table="laneway_outbox_forwarder"),
+                _model("Once", "message_id", db_table="laneway_once"),
+            ],
+        ),
+        _model(
             "DeadLetter",
+            managed=False,
             verbose_name="dead letter",
             default_permissions=("view", "change", "delete"),
         ),
-        _name(
+        _model(
             "Dashboard",
+            managed=False,
             verbose_name="dashboard",
             verbose_name_plural="dashboard",
             default_permissions=("view", "change"),
