@@ -102,8 +102,8 @@ def main() -> None:
     CallSize.fit = lambda *_, **__: None  # type: ignore[method-assign, assignment]
     first_size = CallSize.__init__
 
-    def fixed_size(self: CallSize, least: int, most: int, longest_us: int) -> None:
-        first_size(self, least, most, longest_us)
+    def fixed_size(self: CallSize, most: int, longest_us: int, least: int = 4) -> None:
+        first_size(self, most, longest_us, least)
         self.limit = min(most, AT_ONCE)
 
     CallSize.__init__ = fixed_size  # type: ignore[method-assign]

@@ -68,7 +68,7 @@ def test_an_error_after_the_first_part_says_that_the_effect_is_unknown(error: Ex
 
 def test_a_call_size_adapts_to_the_last_call() -> None:
     """It shrinks after a slow call, grows after a fast one that was full, and has bounds."""
-    size = CallSize(60, 250, 6_000)
+    size = CallSize(250, 6_000, least=60)
     assert size.limit == 60
     size.fit(155, 3_999)
     assert size.limit == 193
@@ -92,15 +92,15 @@ def test_a_call_size_adapts_to_the_last_call() -> None:
 @pytest.mark.parametrize("call_us", [0, -5])
 def test_a_call_size_stays_if_the_time_is_not_known(call_us: int) -> None:
     """As on a server where no time passes inside a call, or after its clock was set back."""
-    size = CallSize(60, 250, 6_000)
+    size = CallSize(250, 6_000, least=60)
     size.fit(60, call_us)
     assert size.limit == 60
 
 
 def test_each_page_has_the_limit_of_its_time() -> None:
-    size = CallSize(4, 6, 6_000)
+    size = CallSize(6, 6_000)
     found = []
     for page in size.pages(range(24)):
         found.append(len(page))
         size.fit(len(page), 9_000 if len(found) == 3 else 1)
-    assert found == [4, 5, 6, 4, 5]
+    assert found == [6, 6, 6, 4, 2]

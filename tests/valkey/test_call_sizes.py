@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from laneway.engines.base import FullEngine
+from laneway.engines.sharded.splitting import FIRST_CALL
 from laneway.engines.valkey.engine import (
     AT_ONCE,
-    LEAST_AT_ONCE,
     MOST_PUT,
     MOST_SERVED,
     PLAIN_AT_ONCE,
@@ -81,7 +81,7 @@ def plain(count: int) -> list[Draft]:
 def test_large_puts_shrink_and_grow(engine: FullEngine, calls: Calls) -> None:
     calls.most = PLAIN_AT_ONCE
     engine.put(rich(2_000))
-    assert calls.sizes[0] == LEAST_AT_ONCE
+    assert calls.sizes[0] == FIRST_CALL
     assert max(calls.sizes) == MOST_PUT
 
     calls.most = 0
@@ -91,7 +91,7 @@ def test_large_puts_shrink_and_grow(engine: FullEngine, calls: Calls) -> None:
     assert len({receipt.id for receipt in receipts}) == 1_000
     assert sum(calls.sizes) == 1_000
     assert calls.sizes == sorted(calls.sizes, reverse=True)
-    assert calls.sizes[-2] == LEAST_AT_ONCE
+    assert calls.sizes[-2] == 4
 
 
 def test_a_put_that_has_to_be_atomic_is_one_call(engine: FullEngine, calls: Calls) -> None:
@@ -116,7 +116,7 @@ def test_plain_messages_have_a_limit_of_their_own(engine: FullEngine, calls: Cal
 
     calls.most = 0
     engine.put(plain(5 * PLAIN_AT_ONCE))
-    assert calls.sizes[-2] == LEAST_AT_ONCE
+    assert calls.sizes[-2] == 4
 
 
 def test_settlements_shrink_and_grow(engine: FullEngine, calls: Calls) -> None:
@@ -134,7 +134,7 @@ def test_settlements_shrink_and_grow(engine: FullEngine, calls: Calls) -> None:
     calls.most = 0
     sizes = settle(1_000)
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-2] == LEAST_AT_ONCE
+    assert sizes[-2] == 4
     assert not engine.lease(1).leases
 
 
@@ -167,10 +167,10 @@ def test_small_calls_of_a_lease_visit_as_one(engine: FullEngine, calls: Calls) -
     """Each visit takes as many messages as if one call delivered all of the lease."""
     topics = [f"t{n}" for n in range(150)]
     engine.put([Draft(topic, b"x") for topic in topics for _ in range(4)])
-    leases = engine.lease(3 * LEAST_AT_ONCE).leases
+    leases = engine.lease(3 * FIRST_CALL).leases
     assert calls.leases >= 2
     visited = len({lease.topic for lease in leases})
-    assert visited <= 3 * LEAST_AT_ONCE // 4 + calls.leases, "the end of a call may cut a visit"
+    assert visited <= 3 * FIRST_CALL // 4 + calls.leases, "the end of a call may cut a visit"
 
 
 SUBSCRIPTIONS = 100
@@ -282,7 +282,7 @@ def test_copies_with_options_are_put_in_smaller_calls(
     drafts = [Draft("orders", b"%d" % n, priority=1) for n in range(100)]
     assert [receipt.outcome for receipt in engine.put(drafts)] == ["accepted"] * 100
     assert sum(most_published) == 100 * 21
-    assert max(most_published) <= LEAST_AT_ONCE
+    assert max(most_published) <= FIRST_CALL
     engine.put(plain(20))
     leases = engine.lease(20, topics=["t"]).leases
     most_published.clear()
@@ -291,5 +291,5 @@ def test_copies_with_options_are_put_in_smaller_calls(
         publish={n: drafts[n : n + 1] for n in range(20)},
     )
     assert sum(most_published) == 20 * 21
-    assert max(most_published) <= LEAST_AT_ONCE
+    assert max(most_published) <= FIRST_CALL
     assert max(calls.sizes) <= PLAIN_AT_ONCE

@@ -10,7 +10,7 @@ import pytest
 
 from laneway.engines.base import FullEngine
 from laneway.engines.base.history import Tallies
-from laneway.engines.valkey.engine import LEAST_AT_ONCE
+from laneway.engines.sharded.splitting import FIRST_CALL
 from laneway.message import Action, Draft, Lease, Settlement
 from laneway.policy import Gate
 from laneway.units import SECOND
@@ -115,8 +115,8 @@ def test_emptied_lanes_are_served_as_on_sqlite(opened: Opened, seed: int | None)
                 for lease in held[n]
                 if lease not in kept
             ]
-            for first in range(0, len(ends), LEAST_AT_ONCE):  # Valkey may divide larger calls
-                engine.settle(ends[first : first + LEAST_AT_ONCE], now_us=now)
+            for first in range(0, len(ends), FIRST_CALL):  # Valkey may divide larger calls
+                engine.settle(ends[first : first + FIRST_CALL], now_us=now)
             held[n] = kept
         for topic in TOPICS:
             stats = [engine.topic_stats(topic, now_us=now) for engine in engines]

@@ -13,9 +13,9 @@ import pytest
 import laneway.engines.valkey
 from laneway.engines import base, open_engine
 from laneway.engines.base import Settings
+from laneway.engines.sharded.splitting import FIRST_CALL
 from laneway.engines.shared import adaptive, fairness, refusals, size_classes
 from laneway.engines.valkey import record_formats, scripts
-from laneway.engines.valkey.engine import LEAST_AT_ONCE
 from laneway.message import Draft, Settlement
 from laneway.policy import FOREVER
 from laneway.testing.servers import Server
@@ -353,5 +353,5 @@ def test_the_time_of_a_call_without_os() -> None:
             ends = [Settlement(lease.handle, lease.fence) for lease in leases]
             assert engine.settle(ends) == ["acked"] * 100
             engine.put([Draft("t", b"x") for _ in range(1_000)])
-            assert engine._plain_puts.limit == LEAST_AT_ONCE  # type: ignore[attr-defined]
+            assert engine._plain_puts.limit == FIRST_CALL  # type: ignore[attr-defined]
         assert server.run("FUNCTION", "LIST", "WITHCODE")[0][-1].count("no os") == 1

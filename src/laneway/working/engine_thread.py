@@ -36,6 +36,7 @@ from laneway import storable, units
 from laneway.engines.base import FullEngine, MessageView, TopicStats, WorkListener
 from laneway.engines.base.queue import SyncsLater
 from laneway.engines.base.wakeup import ReadableListener
+from laneway.engines.shared.body_sizes import BodySizes
 from laneway.engines.shared.refusals import STARTED_AND_LOST
 from laneway.engines.shared.waiting_listener import WaitingListener
 from laneway.errors import EngineCorrupt, EngineUnavailable
@@ -283,7 +284,7 @@ class EngineThread(threading.Thread):
         """Whether the engine notified this worker, and it has not leased since."""
         self._held_at_lease = False
         """Whether messages were in flight when it leased last."""
-        self._body_bytes = 1
+        self._bodies = BodySizes()
         """The mean size of the last bodies; of larger ones before them a part."""
         self._ready_topic: str | None = None
         """A topic with messages that a limit delayed, as a burst saw last."""
@@ -553,7 +554,7 @@ class EngineThread(threading.Thread):
 
     def _prefetch(self, seconds: float) -> int:
         """How many messages to lease ahead: work of these seconds, of a bounded size."""
-        most = min(MAX_PREFETCH, MAX_PREFETCH_BYTES // self._body_bytes)
+        most = min(MAX_PREFETCH, self._bodies.within(MAX_PREFETCH_BYTES))
         return min(most, int(self.settler.pace * seconds))
 
     def _lease_size(self, prefetch: int) -> int:
@@ -842,8 +843,7 @@ class EngineThread(threading.Thread):
         self._prefers_large_leases = batch.prefers_large_leases
         if batch.leases:
             self._handlers.set_store_time(now_us)
-            mean = sum(len(lease.body) for lease in batch.leases) // len(batch.leases)
-            self._body_bytes = max(mean, self._body_bytes // 2, 1)
+            self._bodies.note(batch.leases)
         for lease in batch.leases:
             handler = find_handler(lease)
             if handler is None:

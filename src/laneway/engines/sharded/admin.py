@@ -7,13 +7,13 @@ The methods whose names end in `_on` are the engine's: each calls one function o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from laneway.engines.sharded.grants import Grants
 from laneway.engines.sharded.namespace import ShardedNamespace
 from laneway.engines.sharded.policies import Policies
-from laneway.engines.sharded.splitting import group, pages
+from laneway.engines.sharded.splitting import CallSize, group
 from laneway.engines.shared.policy_changes import PolicyChanges, refuse_undefined_gates
 from laneway.policy import (
     Gate,
@@ -32,15 +32,14 @@ from laneway.topic_groups import GROUP
 
 DeadAction = Literal["redrive", "drop"]
 
-PAGE = 250
-"""Messages that one function call removes or puts back."""
-
 
 class ShardedAdmin(PolicyChanges, ABC):
     """The part of `laneway.engines.base.Admin` that splits calls over shards."""
 
     _namespace: ShardedNamespace
     _grants: Grants
+    _removals: CallSize
+    """Of calls that remove messages or put them back."""
 
     # One shard
 
@@ -245,7 +244,7 @@ class ShardedAdmin(PolicyChanges, ABC):
         done = 0
         for shard, numbers in self._dead_pages(topic, ids, limit):
             while done < limit:
-                most = min(PAGE, limit - done)
+                most = min(self._removals.limit, limit - done)
                 first = first_us + done * spacing_us
                 count = self._dead_on(
                     shard, action, topic, numbers, most, first, spacing_us, now_us
@@ -257,11 +256,12 @@ class ShardedAdmin(PolicyChanges, ABC):
 
     def _dead_pages(
         self, topic: str | None, ids: Sequence[str] | None, limit: int
-    ) -> list[tuple[int, Sequence[int] | None]]:
+    ) -> Iterator[tuple[int, Sequence[int] | None]]:
         """Shard and numbers of the messages with these ids; None: the shard's oldest."""
         if ids is None:
             every = range(self._namespace.shards)
             shards = every if topic is None else self._namespace.routes.shards_of(topic)
-            return [(shard, None) for shard in shards]
-        located = group(self._locate(ids[:limit], topic))
-        return [(shard, page) for shard, all_ in located.items() for page in pages(all_, PAGE)]
+            yield from ((shard, None) for shard in shards)
+            return
+        for shard, numbers in group(self._locate(ids[:limit], topic)).items():
+            yield from ((shard, page) for page in self._removals.pages(numbers))

@@ -22,7 +22,15 @@ from laneway.engines.base import HOUSEKEEPING_LIMIT, SIGNALS_HEADER, Settings
 from laneway.engines.sharded.grants import Grants
 from laneway.engines.sharded.namespace import ShardedNamespace
 from laneway.engines.sharded.routes import Route
-from laneway.engines.sharded.splitting import Numbers, by_shard, pages_within, partial_call
+from laneway.engines.sharded.splitting import (
+    PAGE,
+    PAGE_US,
+    CallSize,
+    Numbers,
+    by_shard,
+    pages_within,
+    partial_call,
+)
 from laneway.engines.sharded.visits import Visits
 from laneway.engines.shared.copies import copies_of, count_copies
 from laneway.engines.shared.refusals import backlog_full_with_ack, check_draft, check_names
@@ -134,6 +142,7 @@ class ShardedQueue(ABC):
         self._namespace = namespace
         self._grants = Grants(namespace, draw)
         self._numbers = Numbers(namespace.shards)
+        self._removals = CallSize(PAGE, PAGE_US)
         self._visits = Visits(namespace.shards, int(draw() * namespace.shards))
         self._spread = itertools.count(int(draw() * (1 << 16)))
 

@@ -59,6 +59,16 @@ def pages_within(
     return [*found, items[start:]]
 
 
+PAGE = 250
+"""Most messages that one function call removes or puts back."""
+
+PAGE_US = 5_000
+"""How long such a call should use a server's processor."""
+
+FIRST_CALL = 60
+"""Items of a first call, because nothing is known about them."""
+
+
 class CallSize:
     """
     How many items a call of one kind may have. It adapts to the processor time of the last call,
@@ -66,13 +76,13 @@ class CallSize:
     call may wait for others on the server.
     """
 
-    def __init__(self, least: int, most: int, longest_us: int) -> None:
+    def __init__(self, most: int, longest_us: int, least: int = 4) -> None:
         """
         Arguments: the limit is between `least` and `most` items; `longest_us`: how many
         microseconds of processor time a call may use.
         """
         self._least, self._most, self._longest_us = least, most, longest_us
-        self.limit = least  # nothing is known about the first call
+        self.limit = min(FIRST_CALL, most)
 
     def fit(self, count: int, call_us: int, *, is_full: bool = True) -> None:
         """
@@ -87,11 +97,13 @@ class CallSize:
         elif is_full and 0 < call_us < self._longest_us * 2 / 3:
             self.limit = min(self._most, max(self.limit, count + count // 4))
 
-    def pages(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
-        """The items in slices, each of which has the limit of when it is asked for."""
+    def pages(self, items: Sequence[T], most: int | None = None) -> Iterator[Sequence[T]]:
+        """
+        The items in slices, each of which has the limit of when it is asked for, or `most` items.
+        """
         start = 0
         while start < len(items):
-            size = self.limit
+            size = min(self.limit, most or self.limit)
             yield items[start : start + size]
             start += size
 

@@ -28,6 +28,7 @@ from laneway.engines.base import (
 )
 from laneway.engines.sharded.splitting import partial_call
 from laneway.engines.shared import presence
+from laneway.engines.shared.body_sizes import LEASE_BYTES, BodySizes
 from laneway.engines.shared.explaining import CLOCK_SLACK_US
 from laneway.engines.sql import (
     forwarding,
@@ -96,6 +97,7 @@ class SqlQueue(Waits):
         self._wakeup = wakeup
         self._lane_cache = LaneCache()
         self._rivalry = Rivalry()
+        self._bodies = BodySizes()
         self._failed = 0
         """Of `store.failed`: how many it has taken into account."""
         self._closed = False
@@ -403,6 +405,8 @@ class SqlQueue(Waits):
         reads = partial(leasing.reads, pool=pool, room=n)
         with self.transaction(now_us, durable=False, reads=reads if topics is None else None) as tx:
             found = tx.shard.delivered
+            mean = tx.shard.bytes // (tx.shard.waiting or 1)
+            asked, n = n, min(n, self._bodies.within(LEASE_BYTES, mean))
             is_sweeping = tx.shard.first_sweep != NONE
             housekeeping.run(tx, HOUSEKEEPING_LIMIT if is_sweeping else housekeeping_of_lease(n))
             tx.flush_departures()
@@ -419,6 +423,7 @@ class SqlQueue(Waits):
                 max_lease_us=max_lease_us,
                 holder=holder,
             )
+            goes_on |= len(leases) == n < asked
             wake = tx.now if goes_on else None
 
             def on_wake(at: int | None) -> None:
@@ -431,6 +436,7 @@ class SqlQueue(Waits):
                     tx.pools_with_more.add(pool)
 
             tx.on_wake = on_wake
+        self._bodies.note(leases)
         large = self._rivalry.measure(found, tx.shard.delivered, self._store.waited)
         large |= self._store.prefers_large_leases
         if filter_ is None:

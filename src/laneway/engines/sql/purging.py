@@ -26,7 +26,7 @@ PAGE, PAGE_BYTES = 1000, 16 << 20
 """Most messages, leases and ids that one transaction removes, and how many bytes, about."""
 
 LOADED = 50
-"""Messages that are read together when their leases are ended."""
+"""Messages that are read together when their leases are ended, or dead letters dropped."""
 
 
 def purge(tx: Transaction, topic: str, last: int) -> tuple[int, bool]:
@@ -91,9 +91,10 @@ class Deletion:
         """Remove the next page."""
         topic = self.topic
         self._last = tx.last_fence() if self._last is None else self._last
-        dropped = drop_dead(tx, oldest_dead(tx, topic, PAGE))
+        letters = oldest_dead(tx, topic, PAGE)
+        dropped = drop_dead(tx, letters, PAGE_BYTES)
         self.removed += dropped
-        if dropped == PAGE or self._end_leases(tx, self._last):
+        if dropped == PAGE or dropped < len(letters) or self._end_leases(tx, self._last):
             return
         if PAGE in (tx.change(name, topic, PAGE) for name in _KNOWN_OF_TOPIC):
             return
@@ -267,10 +268,18 @@ def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
     return lane
 
 
-def drop_dead(tx: Transaction, letters: Sequence[Letter]) -> int:
-    _load(tx, letters)
-    for mid, _, _ in letters:
-        messages.delete_dead(tx, mid)
+def drop_dead(tx: Transaction, letters: Sequence[Letter], max_bytes: int | None = None) -> int:
+    """Returns how many were dropped: the first ones, until their bodies exceed `max_bytes`."""
+    size, at_once = 0, LOADED if max_bytes is not None else max(len(letters), 1)
+    for first in range(0, len(letters), at_once):
+        if max_bytes is not None and size > max_bytes:
+            return first
+        page = letters[first : first + at_once]
+        _load(tx, page)
+        for mid, _, _ in page:
+            row = tx.messages.get(mid)
+            size += len(row.body) if row is not None else 0
+            messages.delete_dead(tx, mid)
     return len(letters)
 
 

@@ -35,8 +35,8 @@ from laneway.engines.base import (
     TopicOrder,
     TopicStats,
 )
-from laneway.engines.sharded.admin import PAGE, DeadAction, ShardedAdmin
-from laneway.engines.sharded.splitting import group, pages
+from laneway.engines.sharded.admin import DeadAction, ShardedAdmin
+from laneway.engines.sharded.splitting import PAGE, group, pages
 from laneway.engines.shared import gates, views as shared
 from laneway.engines.shared.explaining import absent
 from laneway.engines.shared.naming import lane_names
@@ -301,9 +301,11 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         last: int | bytes = b""
         has_more = 1
         while has_more:
-            count, last, has_more = self._space.run(
-                "purge", shard, now_us, topic, last, PAGE, durable=True
+            most = self._removals.limit
+            count, last, has_more, call_us = self._space.run(
+                "purge", shard, now_us, topic, last, most, durable=True
             )
+            self._removals.fit(most, call_us, is_full=bool(has_more))
             removed += count
         return removed
 
@@ -319,7 +321,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         now_us: int | None,
     ) -> int:
         packed = b"" if numbers is None else record_formats.pack(list(numbers))
-        count: int = self._space.run(
+        count, call_us = self._space.run(
             "dead",
             shard,
             now_us,
@@ -331,7 +333,8 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
             spacing_us,
             durable=True,
         )
-        return count
+        self._removals.fit(most, call_us, is_full=count == most)
+        return int(count)
 
     def _locate(self, ids: Iterable[str], topic: str | None) -> list[tuple[int, int]]:
         view = self._view()

@@ -34,7 +34,8 @@ from laneway.engines.sharded.queue import (
     waits_for_signals,
 )
 from laneway.engines.sharded.routes import Route
-from laneway.engines.sharded.splitting import CallSize, pages, partial_call
+from laneway.engines.sharded.splitting import FIRST_CALL, CallSize, pages, partial_call
+from laneway.engines.shared.body_sizes import LEASE_BYTES, BodySizes
 from laneway.engines.shared.copies import (
     copies_of,
     expiries,
@@ -86,13 +87,11 @@ SETTLE_US = 5_000
 PUT_US = LEASE_US = 4_000
 """The same for a put or a lease, because the next lanes may cost twice or three times as much."""
 
-LEAST_AT_ONCE = 60
 MOST_PUT, MOST_SERVED = 150, 200
 """
-The limit of messages that one function call puts is between `LEAST_AT_ONCE` and `MOST_PUT`, and of
-those that it leases or settles up to `MOST_SERVED`: it adapts to the last call, because some
-messages and lanes cost many times as much as others. The first call with such messages after one
-with others is not too long because of the upper limits.
+The upper limits of messages that one function call puts, and that it leases or settles. The limit
+adapts to the last call, because some messages and lanes cost many times as much as others. The
+first call with such messages after one with others is not too long because of the upper limits.
 """
 
 AT_ONCE = 250
@@ -143,10 +142,11 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         )
         self._random = settings.random or random.random
         self._wakeup = Wakeup(self._space, self._grants, self._visits.own)
-        self._plain_puts = CallSize(LEAST_AT_ONCE, PLAIN_AT_ONCE, PUT_US)
-        self._puts = CallSize(LEAST_AT_ONCE, MOST_PUT, PUT_US)
-        self._leases = CallSize(LEAST_AT_ONCE, MOST_SERVED, LEASE_US)
-        self._settles = CallSize(LEAST_AT_ONCE, MOST_SERVED, SETTLE_US)
+        self._plain_puts = CallSize(PLAIN_AT_ONCE, PUT_US)
+        self._puts = CallSize(MOST_PUT, PUT_US)
+        self._leases = CallSize(MOST_SERVED, LEASE_US, least=FIRST_CALL)
+        self._settles = CallSize(MOST_SERVED, SETTLE_US)
+        self._bodies = BodySizes()
         self._begins: dict[tuple[int, str, bytes, tuple[int, int] | None], bytes] = {}
         """Where the next lease begins, by shard, pool, patterns and priorities."""
 
@@ -385,7 +385,8 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
         share = left = housekeeping_of_lease(n)
         others = HOUSEKEEPING_LIMIT - share
         while True:
-            room = min(n - len(leases), self._leases.limit)
+            most = min(self._leases.limit, self._bodies.within(LEASE_BYTES))
+            room = min(n - len(leases), most)
             # What is left after that waits: the call that delivers does no housekeeping.
             house, is_over = min(HOUSE, left), left == 0
             left -= house
@@ -437,6 +438,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
             page = record_formats.leases_of(
                 records_, runs, bodies, fence, nonce.decode(), space.shards, shard
             )
+            self._bodies.note(page)
             leases += page
             if not leases and wake == now and others > 0:  # what is due was not all handled
                 left = share
@@ -492,7 +494,7 @@ class ValkeyQueue(ShardedQueue, ValkeyCoordination):
     # Settle
 
     def _settle_pages(self, positions: Sequence[int]) -> Iterable[Sequence[int]]:
-        return self._settles.pages(positions)
+        return self._settles.pages(positions, self._bodies.within(LEASE_BYTES))
 
     def _most_copied(self) -> int:
         return self._puts.limit

@@ -50,20 +50,22 @@ local housekeeping = part(function(housekeeping)
     end
 
     -- Of lanes in this order, the first due messages, members of `a:N`: at most `share` of each,
-    -- `most` together. A lane without such messages, whose timer was too early, counts as one.
+    -- `most` together, where large ones count as several. A lane without such messages, whose timer
+    -- was too early, counts as one.
     local function add_due(due, found, share, most)
         local last, before = '(D' .. sortable(shard.now + 1), due.count
         for _, lane in ipairs(found) do
             if due.count - before >= most then
                 break
             end
+            local weight = messages.weight(lane.bytes / max(lanes.waiting(lane), 1))
             local members = call('ZRANGE', lanes.key_of('a', lane), '[D', last, 'BYLEX', 'LIMIT', 0,
-                share)
+                max(floor(share / weight), 1))
             for _, member in ipairs(members) do
                 due.members[#due.members + 1], due.lane_of[member] = member, lane
             end
             due.lanes[#due.lanes + 1] = lane
-            due.count = due.count + max(#members, 1)
+            due.count = due.count + weight * max(#members, 1)
         end
     end
 
@@ -114,13 +116,16 @@ local housekeeping = part(function(housekeeping)
         end
     end
 
+    -- Returns as how many events it counts.
     local function happen(event)
         local mid, kind = unpack_from('>I7', event, 2), sub(event, 1, 1)
         writes.set_member(keys.due, event, false)
         local record = messages.read(mid)
         if not record then -- the store lost it; the doctor reports it
-            return
-        elseif kind == EXPIRES then
+            return 1
+        end
+        local weight = messages.weight(messages.size(record))
+        if kind == EXPIRES then
             local lane = lanes.find(record.lane)
             messages.end_for_good(lane, record)
             messages.expire(lane, record)
@@ -128,6 +133,7 @@ local housekeeping = part(function(housekeeping)
         elseif kind == RETENTION_ENDS then
             messages.forget_dead(record)
         end
+        return weight
     end
 
     -- Leases run out in the order of their deadlines. Returns whether there are more.
@@ -162,9 +168,8 @@ local housekeeping = part(function(housekeeping)
             end
             load_messages(mids)
             for _, event in ipairs(due) do
-                if not writes.is_removed(keys.due, event) then
-                    happen(event)
-                    budget = budget - 1
+                if budget > 0 and not writes.is_removed(keys.due, event) then
+                    budget = budget - happen(event)
                 end
             end
         end

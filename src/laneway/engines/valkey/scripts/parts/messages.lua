@@ -47,6 +47,7 @@ local REASONS = {
 local ids -- defined in ids.lua, which uses `messages`
 
 local messages = part(function(messages)
+    local LARGE = 65536 -- bytes: copying these takes as long as the rest of what a message needs
     local HISTORY = 20 -- troubles that a message's history has at most
     local known = {}   -- by number: the decoded record; false: none
     local changed = {} -- the decoded ones that are written at the end of the call
@@ -63,7 +64,7 @@ local messages = part(function(messages)
     -- the topic; and a rank that is not near 0.
     local HEAD = '>BBI2I8I8I8I8I4'
     local HEAD_BYTES = 40
-    local WHOLE = HEAD .. 'c0c0' -- rare fields and content
+    local HEAD_AND_RARE = HEAD .. 'c0'
     local USUAL = { attempts = 0, deliveries = 0, suspect = false, joined = 0, parts = 0,
         parts_bytes = 0, unhandled_from = 0, unhandled_times = 0, mirrored = false, death = false,
         history = false }
@@ -174,9 +175,10 @@ local messages = part(function(messages)
     function messages.encode(record)
         local rare, rank = rare_of(record), record.rank
         rank = is_near(rank) and rank + RANK_0 or 0 -- 0: it follows the rare fields
-        return pack(WHOLE, RICH, record.state + 4 * record.serial, rank,
-            record.seq, record.since, record.published, record.expires or 0, #rare, rare,
-            whole_content(record))
+        -- `pack` copies each byte alone, and contents may be large
+        return pack(HEAD_AND_RARE, RICH, record.state + 4 * record.serial, rank, record.seq,
+            record.since, record.published, record.expires or 0, #rare, rare)
+            .. whole_content(record)
     end
 
     -- Take the body and headers of a draft or a message with the same topic and merge key.
@@ -254,6 +256,11 @@ local messages = part(function(messages)
 
     function messages.size(record)
         return record.size + record.parts_bytes
+    end
+
+    -- As how many messages a body of this size counts where a call handles a limited number.
+    function messages.weight(size)
+        return 1 + floor(size / LARGE)
     end
 
     function messages.line(record)

@@ -396,10 +396,12 @@ local settling = part(function(settling)
         return_to_lane(lane, record, false)
     end
 
+    -- Returns as how many leases it counts.
     local function run_out(mid, lease)
+        local weight = 1
         call('HDEL', keys.l, mid)
         if lease.gone then
-            return
+            return weight
         end
         local lane = lanes.find(lease.lane)
         settling.end_of_lease(lane, lease, lease.deadline - lease.granted)
@@ -410,9 +412,11 @@ local settling = part(function(settling)
             local record = messages.read(mid)
             if record then
                 become_suspect(lane, record, lease.started)
+                weight = messages.weight(record.size)
             end
         end
         lanes.place(lane)
+        return weight
     end
 
     -- One event has all leases of a call that end at the same time: {number, fence} each. Extended
@@ -456,8 +460,7 @@ local settling = part(function(settling)
         for n, lease in ipairs(settling.read(mids)) do
             if lease and lease.fence == entries[n][2] then
                 if lease.deadline <= at and ended < most then
-                    run_out(mids[n], lease)
-                    ended = ended + 1
+                    ended = ended + run_out(mids[n], lease)
                 else
                     held[#held + 1], held[#held + 2] = entries[n][1], entries[n][2]
                     next_deadline = min(next_deadline or lease.deadline, lease.deadline)

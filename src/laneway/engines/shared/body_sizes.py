@@ -1,0 +1,36 @@
+"""How large the bodies of the next lease may be, by those of the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from laneway.message import Lease
+
+LEASE_BYTES = 8_000_000
+"""
+The bodies of one call of a store that leases messages have about this size together at most, unless
+one is larger: others wait meanwhile.
+"""
+
+
+class BodySizes:
+    """
+    The mean size of the bodies that were leased last. It grows with one lease and falls by at most
+    half with each, so one lease of small bodies among large ones changes little.
+    """
+
+    def __init__(self) -> None:
+        self._mean = 1
+
+    def note(self, leases: Sequence[Lease]) -> None:
+        """These messages were leased."""
+        if leases:
+            mean = sum(len(lease.body) for lease in leases) // len(leases)
+            self._mean = max(mean, self._mean // 2, 1)
+
+    def within(self, size: int, mean: int = 0) -> int:
+        """
+        How many such bodies have this size together, in bytes; at least 1. `mean`: what else is
+        known of the mean size.
+        """
+        return max(1, size // max(mean, self._mean))
