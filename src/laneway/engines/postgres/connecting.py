@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.abc import RV, PQGen
+from psycopg.types.array import register_all_arrays
 
 IDLE_MS = 1_500
 """After so long the server ends a transaction whose client has stopped, and frees the lock."""
@@ -26,6 +27,7 @@ ANSWER_SECONDS = 60.0
 _ADAPTERS = psycopg.adapt.AdaptersMap(types=psycopg.adapters.types)
 """Psycopg's own: a program may have registered others for all its connections."""
 psycopg.postgres.register_default_adapters(_ADAPTERS)
+register_all_arrays(_ADAPTERS)
 
 
 class NoAnswer(psycopg.OperationalError):
