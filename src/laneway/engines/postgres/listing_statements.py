@@ -42,7 +42,7 @@ SELECT found.topic, (
     SELECT {worth} FROM (
         SELECT m.since FROM message m
          WHERE m.topic = found.topic AND ({states})
-         LIMIT ?4) counted)
+         LIMIT ?4) counted) {more}
   FROM found WHERE found.topic IS NOT NULL LIMIT ?3"""
 
 _READY = """m.state = 0 AND EXISTS (
@@ -93,6 +93,13 @@ STATEMENTS = {
     for order, index, way, columns, sort in _ORDERS
     for kind, text in _KINDS.items()
 } | {  # for a topic in a bucket, over its messages; buckets do not count others by topic
-    "backlog_folded": _FOLDED.format(worth="count(*)", states=f"m.state IN (1, 2) OR {_READY}"),
-    "age_folded": _FOLDED.format(worth="min(since)", states=_READY),
+    "backlog_folded": _FOLDED.format(
+        worth="count(*)",
+        states=f"m.state IN (1, 2) OR {_READY}",
+        more=f"""+ (
+    SELECT count(*) FROM (
+        SELECT 1 FROM message m WHERE m.topic = found.topic AND m.state < 3 LIMIT ?4) counted
+    ) / {2.0 * LEASED}""",  # topics with as many waiting messages: as their leases
+    ),
+    "age_folded": _FOLDED.format(worth="min(since)", states=_READY, more=""),
 }

@@ -142,4 +142,4 @@ class Topics:
             value = worth or 0
             if order == "age":
                 value = self.now_us - worth + 1 if worth is not None else 0
-            yield Candidate(topic, value, is_exact=value != FEW)
+            yield Candidate(topic, value, is_exact=int(value) != FEW)

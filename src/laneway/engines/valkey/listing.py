@@ -68,7 +68,7 @@ def _ages(view: View, lanes: Lanes) -> list[float]:
 
 def _folded_backlog(_now: int, topic: str) -> Reads[float]:
     everything, leased = yield [("ZCARD", f"t:{topic}"), ("ZLEXCOUNT", f"t:{topic}", b"[l", b"(m")]
-    return int(everything) - int(leased)
+    return listing.backlog(int(everything) - int(leased), int(leased))
 
 
 def _folded_age(now: int, topic: str) -> Reads[float]:
