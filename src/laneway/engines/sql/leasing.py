@@ -1470,7 +1470,7 @@ def _ended(row: Row, gate: str | None, slot: str | None, granted: int) -> Ended 
         and slot is None
         and row.id is None
         and row.topic is None
-        and not (row.serial or row.sticky or row.joined or row.parts or row.deliveries)
+        and not (row.serial or row.sticky or row.joined or row.parts or row.has_note)
     ):
         return None
     return Ended(
@@ -1483,7 +1483,7 @@ def _ended(row: Row, gate: str | None, slot: str | None, granted: int) -> Ended 
         row.parts,
         row.sticky,
         row.since,
-        row.deliveries,
+        row.has_note,
         gate,
         slot,
         granted,

@@ -396,8 +396,11 @@ class Row(msgspec.Struct, gc=False):
 
     @property
     def has_note(self) -> int:
-        """Whether `note` may have a row of it: leases that ended without an ack write it."""
-        return self.deliveries
+        """
+        Whether `note` may have a row of it: leases that ended without an ack write it, and deaths,
+        after which a redrive makes the row odd.
+        """
+        return self.deliveries or self.odd
 
 
 def line_of(topic: str | None, key: str | None) -> str | None:

@@ -80,7 +80,7 @@ _COLUMNS = {
     # What ready messages have, and whether they have more: half of the columns cost half as much.
     "head": ", ".join(f"m.{name}" for name in HEAD_COLUMNS)
     + ", m.topic IS NOT NULL OR m.mkey IS NOT NULL"
-    " OR m.attempts + m.deliveries + m.suspect + m.joined + m.parts + m.sticky > 0",
+    " OR m.attempts + m.deliveries + m.odd + m.suspect + m.joined + m.parts + m.sticky > 0",
     # A waiting message may keep its key while it is delayed for a retry. Without EXISTS, which a
     # planner turns into a join with all keys.
     "unheld": "(m.serial = 0 OR coalesce((SELECT max(k.head) FROM serial_key k"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
 
@@ -77,3 +79,27 @@ def test_redrive_restarts_on_unhandled(driver: EngineDriver) -> None:
     assert driver.settle(driver.lease(after=3_700), "unhandled") == ["died"]
     driver.engine.dead_redrive("a", now_us=driver.now)
     assert driver.settle(driver.lease(), "unhandled") == ["released"]
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_redriven_and_delivered_at_most_once(driver: EngineDriver, *, is_settled: bool) -> None:
+    """The history of a message whose death nobody leased does not outlive it."""
+    driver.put("a", "1", id="x", headers={"h": "1"})
+    assert driver.engine.message_move("x", "a", to="dead", now_us=driver.now) == "moved"
+    assert driver.engine.dead_redrive("a", now_us=driver.now) == 1
+    driver.policy("a", delivery="at_most_once")
+    leases = driver.lease()
+    if is_settled:
+        assert driver.settle(leases, "retry") == ["released"]
+    driver.put("a", "2")
+    assert driver.run(after=100) == ["2"]
+
+
+def test_history_of_a_redriven_message(driver: EngineDriver) -> None:
+    """It begins with the death that an operator chose, although nobody had leased the message."""
+    driver.put("a", "1", id="x")
+    driver.engine.message_move("x", "a", to="dead", now_us=driver.now)
+    driver.engine.dead_redrive("a", now_us=driver.now)
+    driver.settle(driver.lease(), "dead", reason="no")
+    ((_, letter),) = driver.engine.dead_list("a")
+    assert [entry["what"] for entry in letter.history] == ["an operator ended it", "no"]

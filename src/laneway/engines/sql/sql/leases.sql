@@ -23,7 +23,7 @@ SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone, 
 SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone,
        l.slot,
        m.mid, m.id, m.topic, m.key, m.serial, m.joined, m.parts, m.sticky, m.since,
-       m.deliveries
+       m.deliveries + m.odd
   FROM {array ?} j {join} lease l ON l.fence = j.value LEFT JOIN message m ON m.mid = l.mid;
 
 -- name: leases_ended
