@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from laneway.engines import open_engine
-from laneway.engines.base import Settings
+from laneway.engines.base import SIGNALS_HEADER, Settings
 from laneway.message import Draft, Settlement
 
 
@@ -23,3 +23,17 @@ def test_the_history_of_a_redriven_message(tmp_path: Path) -> None:
         assert engine.dead_drop("a") == 1
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT * FROM note").fetchall() == []
+
+
+def test_signals_of_a_redriven_message(tmp_path: Path) -> None:
+    """A message that an operator ended while it waited for signals waits for none afterwards."""
+    path = tmp_path / "a.db"
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        engine.put([Draft("a", b"1", id="x", headers={SIGNALS_HEADER: "2"})])
+        engine.put([Draft("a", b"s", id="x", signal=1)])
+        engine.message_move("x", "a", to="dead")
+        assert engine.dead_redrive("a") == 1
+        (lease,) = engine.lease(1).leases
+        assert engine.settle([Settlement(lease.handle, lease.fence)]) == ["acked"]
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT * FROM came").fetchall() == []

@@ -252,6 +252,8 @@ def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
     """The lane of a dead letter that will wait there again, as a message that arrives."""
     policy, its_topic = tx.policy(topic), row.topic
     row.seq = tx.next_seq()
+    if row.since == UNTIL_SIGNALLED_US:  # it does not wait for signals any more
+        tx.run("came_delete", row.mid)
     row.since = since
     row.attempts = row.suspect = 0
     row.odd = 1

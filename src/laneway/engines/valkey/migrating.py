@@ -143,6 +143,7 @@ class MigratingShards:
                     for command in (
                         ("DEL", f"b:{mid}"),
                         ("DEL", f"j:{mid}"),
+                        ("DEL", f"w:{mid}"),
                         ("HDEL", "moving_ids", mid),
                         ("HDEL", "moving", mid),
                     )
