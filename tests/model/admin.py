@@ -345,7 +345,11 @@ class Model(Engine):
 
     def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
         self.now = self._time(now_us)
-        purged = [message for message in self._waiting_all() if message.topic == topic]
+        purged = [
+            message
+            for message in self._waiting_all()
+            if message.topic == topic and not message.is_end_notice
+        ]
         for message in purged:
             self._store_outcome(message, "cancelled")
             self._count(message.lane, "removed")
@@ -361,6 +365,12 @@ class Model(Engine):
         lanes = self._lanes_of(topic)
         leases = [lease for lease in self.leases.values() if lease.lane in lanes and not lease.gone]
         for lease in leases:
+            if lease.message is not None and lease.topic == topic and lease.message.is_end_notice:
+                del self.leases[lease.fence]
+                self._end(lease, self.now - lease.granted)
+                lease.message.deliveries += 1
+                self._come_back(lease.message, None)
+                continue
             if lease.message is not None and lease.topic == topic:
                 self._count(lease.lane, "removed")
                 self._store_outcome(lease.message, "cancelled")
@@ -376,7 +386,7 @@ class Model(Engine):
             self.leases[lease.fence] = lease
             removed += 1
         for lane in lanes:
-            if lane.topic is None:
+            if lane.topic is None or any(message.lane is lane for message in self._waiting_all()):
                 self._place(lane)
             else:
                 # an engine may wake at these times, and only then delete the states

@@ -13,11 +13,9 @@ from laneway import headers as control
 from laneway.engines.base import (
     BACK_OFF_FIRST_US,
     BACK_OFF_MAX_US,
-    ENDED,
     FORWARDED_US,
     HOUSEKEEPING_LIMIT,
     MOST_SPARE_DROPS,
-    TASK_HEADER,
     UNHANDLED_FIRST_US,
     UNHANDLED_MAX_US,
     UNTIL_SIGNALLED_US,
@@ -606,7 +604,7 @@ class Engine(Lanes):
             message
             for message in among
             if message.lane.holders.get(message.serial_key) is not message
-            and (message.headers or {}).get(TASK_HEADER) != ENDED
+            and not message.is_end_notice
         ]
         if not may_go:
             return False

@@ -9,7 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, LaneState
+from laneway.engines.base import (
+    ENDED,
+    RESULT_TTL_HEADER,
+    SIGNALS_HEADER,
+    TASK_HEADER,
+    LaneState,
+)
 from laneway.engines.shared.adaptive import Flow, limit_of
 from laneway.engines.shared.key_limits import KeyState
 from laneway.headers import COST, FLOW
@@ -85,6 +91,11 @@ class Message:
     def serial_key(self) -> SerialKey:
         """The key that it is serial by: keys are per topic."""
         return (self.topic, self.key)
+
+    @property
+    def is_end_notice(self) -> bool:
+        """Whether it reports the end of another message."""
+        return (self.headers or {}).get(TASK_HEADER) == ENDED
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""What SQLite keeps beside a message goes with the message."""
+"""What SQLite keeps about a message goes with the message."""
 
 import sqlite3
 from contextlib import closing
@@ -26,7 +26,7 @@ def test_the_history_of_a_redriven_message(tmp_path: Path) -> None:
 
 
 def test_signals_of_a_redriven_message(tmp_path: Path) -> None:
-    """A message that an operator ended while it waited for signals waits for none afterwards."""
+    """A message that an operator ended while it waited for signals waits for none afterward."""
     path = tmp_path / "a.db"
     with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
         engine.put([Draft("a", b"1", id="x", headers={SIGNALS_HEADER: "2"})])

@@ -265,14 +265,16 @@ class Admin(Protocol):
 
     def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
         """
-        Remove all waiting messages, including parked and delayed ones. Leases stay valid.
+        Remove all waiting messages, including parked and delayed ones, except end notices
+        (`ENDED`). Leases stay valid.
 
         Returns the number of removed messages.
         """
 
     def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
         """
-        Remove everything from a topic: messages, leases, dead letters, known ids and counters.
+        Remove everything from a topic: messages, leases, dead letters, known ids and counters. End
+        notices (`ENDED`) stay, and so does their lane.
 
         From then on, settling one of its leases returns `"gone"`.
 

@@ -31,11 +31,11 @@ LOADED = 50
 
 def purge(tx: Transaction, topic: str, last: int) -> tuple[int, bool]:
     """
-    Remove a page of waiting messages with sequence numbers up to `last`. Returns how many, and
-    whether there may be more.
+    Remove a page of waiting messages with sequence numbers up to `last`, but no end notice, because
+    others wait for what it reports. Returns how many, and whether there may be more.
     """
     removed, most = 0, _page(views.lanes_of(tx, topic))
-    waiting = _waiting(tx, topic, most)
+    waiting = _to_purge(tx, topic, most)
     backlog_limits.load(tx, [row.mid for _, row in waiting if row.key is not None])
     _load_extras(tx, [row for _, row in waiting])
     for lane, listed in waiting:
@@ -56,6 +56,17 @@ def _page(lanes: Sequence[Lane]) -> int:
     """How many of the messages that wait in these lanes are a page, by their mean size."""
     waiting, size = sum(lane.waiting for lane in lanes), sum(lane.bytes for lane in lanes)
     return max(1, min(PAGE, PAGE_BYTES * waiting // max(size, 1)))
+
+
+def _to_purge(tx: Transaction, topic: str, most: int) -> list[tuple[Lane, Row]]:
+    """The first messages that wait, without end notices, which come first."""
+    looked = most
+    while True:
+        waiting = _waiting(tx, topic, looked)
+        found = [each for each in waiting if not message_ends.is_end_notice(each[1].headers)]
+        if len(found) >= most or len(waiting) < looked:
+            return found
+        looked *= 2
 
 
 def _waiting(tx: Transaction, topic: str, most: int) -> list[tuple[Lane, Row]]:
@@ -131,13 +142,19 @@ _KNOWN_OF_TOPIC = ("idents_delete_topic", "edges_delete_topic")
 
 
 def _end_lease(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
-    """Remove a leased message. Its lease stays, marked, so that settle answers "gone"."""
+    """
+    Remove a leased message. Its lease stays, marked, so that settle answers "gone". An end notice
+    waits again instead.
+    """
     row = tx.messages.get(held.mid)
     if (
         held.gone
         or (row is not None and messages.topic_of(row, lane) != topic)
         or (row is None and lane.topic is None)
     ):
+        return 0
+    if row is not None and message_ends.is_end_notice(row.headers):
+        settling.give_back(tx, lane, held, row)
         return 0
     tx.run("lease_gone", held.fence)
     leases.release_slots(tx, lane, held, tx.now - held.granted)

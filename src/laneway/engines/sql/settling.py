@@ -696,6 +696,16 @@ def _wait_again(tx: Transaction, lane: Lane, row: Row, due: int | None) -> None:
     tx.messages.save(row)
 
 
+def give_back(tx: Transaction, lane: Lane, held: Held, row: Row) -> None:
+    """Take a message from its worker, whose settlement will be lost; it waits again."""
+    tx.run("leases_delete", tx.array([held.fence]))
+    tx.lane_cache.leases.pop(held.fence, None)
+    leases.release_slots(tx, lane, held, tx.now - held.granted)
+    row.deliveries += 1
+    _wait_again(tx, lane, row, None)
+    tx.touch(lane)
+
+
 # Leases that run out
 
 

@@ -523,6 +523,46 @@ def test_end_notice_of_a_flow(driver: EngineDriver, how: str) -> None:
     assert (notice["id"], notice["outcome"]["status"], notice["body"]) == ("x", status, {"n": 1})
 
 
+@pytest.mark.parametrize("policy", [{}, {"partitions": 2}, {"buckets": 2}], ids=str)
+@pytest.mark.parametrize("how", ["purge", "delete", "delete leased"])
+def test_end_notices_are_not_removed(
+    driver: EngineDriver, policy: dict[str, Any], how: str
+) -> None:
+    """
+    Who follows messages is told of their ends, although the topic is purged again before that, or
+    deleted: somebody may repeat a purge whose answer was lost.
+    """
+    driver.policy("a.*" if "buckets" in policy else "a.b", **policy)
+    drafts = [Draft("a.b", b"%d" % n, id=f"x{n}", headers=RESULT_TTL) for n in range(3)]
+    driver.engine.put(drafts, now_us=driver.now)
+    for n in range(3):
+        driver.engine.on_end(f"x{n}", "a.b", b"%d" % n)
+    assert driver.engine.topic_purge("a.b", now_us=driver.now) == 3
+    driver.put("a.b", "more")
+    leases = driver.lease(2) if how == "delete leased" else []
+    if how == "purge":
+        assert driver.engine.topic_purge("a.b", now_us=driver.now) == 1
+    else:
+        assert driver.engine.topic_delete("a.b", now_us=driver.now) == 1
+    answers = ["gone" if lease.body == b"more" else "lost" for lease in leases]
+    assert driver.settle(leases) == answers
+    notices = [msgspec.json.decode(body) for body in driver.run(10)]
+    assert sorted(follower for notice in notices for follower in notice["followers"]) == [0, 1, 2]
+    assert driver.waiting("a.b") == 0
+
+
+def test_purge_behind_many_end_notices(driver: EngineDriver) -> None:
+    """A purge reaches the messages behind more end notices than a page has messages."""
+    drafts = [Draft("a", b"x" * 20_000, id=f"x{n}", headers=RESULT_TTL) for n in range(300)]
+    driver.engine.put(drafts, now_us=driver.now)
+    for n in range(300):
+        driver.engine.on_end(f"x{n}", "a", b"1")
+    assert driver.engine.topic_purge("a", now_us=driver.now) == 300
+    driver.engine.put([Draft("a", b"x" * 1_000_000) for _ in range(24)], now_us=driver.now)
+    assert driver.engine.topic_purge("a", now_us=driver.now) == 24
+    assert driver.waiting("a") == 300
+
+
 def test_on_end_of_an_unknown_message(driver: EngineDriver) -> None:
     """`on_end` of an unknown message, or of one without results, is an error."""
     driver.put("a", "1", id="x")

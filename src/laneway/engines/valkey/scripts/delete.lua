@@ -20,7 +20,9 @@ for n, lease in ipairs(settling.read(mids)) do
     -- Of a bucket only what is the topic's: of one that is at most once nobody knows.
     local is_meant = lane and (record and record.topic == topic or not record
         and lanes.topic(lane) == topic)
-    if is_meant then
+    if is_meant and messages.is_end_notice(record) then
+        settling.give_back(lane, lease, record) -- others wait for what it reports
+    elseif is_meant then
         given_up = given_up + 1
         settling.end_of_lease(lane, lease, shard.now - lease.granted)
         if record then

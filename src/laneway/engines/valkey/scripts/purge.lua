@@ -1,6 +1,7 @@
 --@ allow-oom
 
--- Remove messages of a topic that wait, up to a sequence number.
+-- Remove messages of a topic that wait, up to a sequence number, but no end notices: others wait
+-- for what these report.
 --
 -- ARGV[3]: the topic
 -- ARGV[4]: the last sequence number; "": the last one of now
@@ -12,20 +13,33 @@
 local topic, last, most = ARGV[3], tonumber(ARGV[4]) or shard.seq, tonumber(ARGV[5])
 local removed, looked = 0, 0
 
+-- Returns whether the message stays.
 local function remove(lane, mid)
-    looked = looked + 1
     local record = messages.read(mid)
+    if messages.is_end_notice(record) then
+        return true
+    end
+    looked = looked + 1
     if record and record.seq <= last then
         messages.end_for_good(lane, record)
         messages.discard(lane, record)
         removed = removed + 1
+        return false
     end
+    return true
 end
 
 local function remove_listed(lane, name, first, last)
-    local left = max(most - looked, 0)
-    for _, member in ipairs(call('ZRANGE', name, first, last, 'BYLEX', 'LIMIT', 0, left)) do
-        remove(lane, messages.number_in(member))
+    local left_alone = 0
+    while looked < most do
+        local members = call('ZRANGE', name, first, last, 'BYLEX', 'LIMIT', left_alone,
+            most - looked)
+        for _, member in ipairs(members) do
+            left_alone = left_alone + (remove(lane, messages.number_in(member)) and 1 or 0)
+        end
+        if not members[1] then
+            return
+        end
     end
 end
 

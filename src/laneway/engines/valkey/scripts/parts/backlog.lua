@@ -81,8 +81,7 @@ local backlog = part(function(backlog)
             for _, member in ipairs(call('ZRANGE', name, '[' .. here, '[' .. here
                 .. string.rep('\255', 22), 'BYLEX', 'LIMIT', 0, MOST_OF_RANK)) do
                 local record = messages.read(messages.number_in(member))
-                local task = record and record.headers and record.headers['laneway-task']
-                if record and task ~= 'laneway.ended'
+                if record and not messages.is_end_notice(record)
                     and (record.serial == NO or not messages.holds_key(record))
                     and (not best or is_worse(record, best)) then
                     best = record

@@ -673,6 +673,12 @@ local messages = part(function(messages)
         end
     end
 
+    -- Whether a message (nil: none) reports the end of another one.
+    function messages.is_end_notice(record)
+        local headers = record and record.headers
+        return headers and headers['laneway-task'] == 'laneway.ended'
+    end
+
     -- An operator has removed a message that neither waits nor is leased any more.
     function messages.discard(lane, record)
         results.write_end(record, 'cancelled')

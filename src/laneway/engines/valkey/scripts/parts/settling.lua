@@ -381,6 +381,14 @@ local settling = part(function(settling)
         return answers, ended
     end
 
+    -- Take a message from its worker, whose settlement will be lost; it waits again.
+    function settling.give_back(lane, lease, record)
+        call('HDEL', keys.l, text(record.mid))
+        settling.end_of_lease(lane, lease, shard.now - lease.granted)
+        record.deliveries = record.deliveries + 1
+        return_to_lane(lane, record, false)
+    end
+
     -- Leases that run out
 
     local function become_suspect(lane, record, started)
