@@ -1005,7 +1005,7 @@ class Engine(Lanes):
             return 0
         largest = self._largest_cost(gates, policy)
         costs = [min(message.cost, largest) for message in ready]
-        costs = self._admitted(lane, policy, gates, costs)
+        costs = self._admitted(call, lane, policy, gates, costs)
         take = len(costs)
         if take == 0:
             return 0
@@ -1028,7 +1028,7 @@ class Engine(Lanes):
         return take
 
     def _admitted(
-        self, lane: Lane, policy: Resolved, gates: Sequence[str], costs: list[int]
+        self, call: Call, lane: Lane, policy: Resolved, gates: Sequence[str], costs: list[int]
     ) -> list[int]:
         """
         The costs of the first messages, as many as all rates admit.
@@ -1053,7 +1053,7 @@ class Engine(Lanes):
             short = [gate for gate in rated if not self._gate_admits(gate, sum(taken), cost)]
             if short:
                 if not taken:
-                    self._wait_for_permits(lane, short, cost)
+                    self._wait_for_permits(call, lane, short, cost)
                 break
             taken.append(cost)
         return taken

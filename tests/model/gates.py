@@ -356,13 +356,16 @@ class Gates:
             self._hold(gate, first, 1, for_us)
         return not self._gate_room(name, lane)
 
-    def _wait_for_permits(self, lane: Lane, short: Sequence[GateState], cost: int) -> None:
+    def _wait_for_permits(
+        self, call: Call, lane: Lane, short: Sequence[GateState], cost: int
+    ) -> None:
         """
-        The lane waits at the gate that has enough permits for its next message last, and that gate
-        keeps its permits for it.
+        The lane waits at the gate that has enough permits for its next message last. That gate
+        keeps its permits for it, if it is its turn: a tier may serve it before that of another one.
         """
         to = max(short, key=lambda gate: self._time_to_open(gate, lane, cost))
-        if self.now >= to.held_until or to.holder == lane.number or to.need < cost:
+        is_free = self.now >= to.held_until or to.need < cost
+        if to.holder == lane.number or (is_free and self._is_turn(call, lane, to.name)):
             self._hold(to, lane, cost, HOLD_US)
         if lane.place == "at_gate":
             wait = self._time_to_open(to, lane, cost)

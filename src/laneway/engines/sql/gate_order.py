@@ -185,23 +185,23 @@ def move(
 def wait_for_permits(
     tx: Transaction,
     lane: Lane,
-    states: Sequence[GateState],
     short: Collection[GateState],
+    is_turn: Callable[[Lane, GateState], bool],
     cost: int,
 ) -> None:
     """
-    The lane waits at the gate that has enough permits for its next message last, and that gate
-    keeps its permits for it.
+    The lane waits at the gate that has enough permits for its next message last. That gate keeps
+    its permits for it, if it is its turn: a tier may serve it before that of another lane.
     """
     now, number = tx.now, lane.lane
     to = max(short, key=lambda state: state.time_to_open(now, number, cost))
-    if not to.is_held(now) or to.holder == number or to.need < cost:
+    if to.holder == number or ((not to.is_held(now) or to.need < cost) and is_turn(lane, to)):
         to.hold(now, number, entry_turn(tx, lane, to), cost, gates.HOLD_US)
         tx.touch_gate(to)
     if not lane.gates_key:
         return
     wait = to.time_to_open(now, number, cost)
-    for state in states:
+    for state in tx.gates_in(lane.gates_key):
         if state is not to:
             state.hold_for(now, number, entry_turn(tx, lane, state), wait, cost)
             tx.touch_gate(state)

@@ -1115,7 +1115,7 @@ class _Plan:
             lane.need = costs[count]
         elif count == 0:
             short = [state for state, is_short in zip(rated, stopped, strict=True) if is_short]
-            gate_order.wait_for_permits(tx, lane, gates, short, costs[0])
+            gate_order.wait_for_permits(tx, lane, short, self.lines.is_turn, costs[0])
         return count, sum(costs[:count]), max(costs[:count], default=1)
 
     def _costs(self, heads: Heads, most: int) -> list[int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
 from laneway.headers import COST, MAX_COST
+from laneway.message import Lease
 from laneway.policy import Gate
 from laneway.testing.engine_driver import EngineDriver
 from laneway.units import LEAST_RATE, SECOND
@@ -302,3 +304,26 @@ def test_a_second_visit_under_a_concurrency(driver: EngineDriver) -> None:
         put(driver, f"b.{number}", 1, 1, 1)
     leases = [*driver.lease(20), *driver.lease(20)]
     assert sum(lease.topic == "a" for lease in leases) == 9
+
+
+def test_what_waits_for_many_permits_is_not_before_a_tier_without_slots(
+    driver: EngineDriver,
+) -> None:
+    """
+    Two topics of a gate of 40/s: messages of `high` cost 50 and wait for their permits, those of
+    `mid` cost 1 and wait for their tier, which another topic uses. Each gets half of what comes.
+    """
+    driver.engine.gate_set("g", Gate(40, 100, concurrency=4), now_us=driver.now)
+    driver.policy("a", tier="high", gate="g")
+    driver.policy("b", gate="g")
+    put(driver, "a", *[50] * 30)
+    for topic in "bc":
+        put(driver, topic, *[1] * 200)
+    delivered: Counter[str] = Counter()
+    running: list[Lease] = []
+    for _ in range(200):
+        delivered.update(lease.topic for lease in running)
+        driver.settle(running)
+        running = driver.lease(2)
+        driver.later(0.1)
+    assert min(delivered["a"], delivered["b"]) >= 7, delivered

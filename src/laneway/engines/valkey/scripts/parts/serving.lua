@@ -1073,7 +1073,7 @@ local serving = part(function(serving)
             end
             local waited_at = lanes.waits_at(lane)
             lanes.before_turn(lane)
-            turns.wait_for_permits(lane, short, costs[1])
+            turns.wait_for_permits(lane, short, is_turn, costs[1])
             if waited_at then
                 has_moved(lane, waited_at)
             end

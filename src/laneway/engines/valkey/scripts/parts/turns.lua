@@ -219,11 +219,11 @@ local turns = part(function(turns)
         turns.come(lane, last.name)
     end
 
-    -- The lane waits at the one of these gates that has enough permits for its next message last,
-    -- and that gate keeps its permits for it.
-    function turns.wait_for_permits(lane, short, cost)
+    -- The lane waits at the gate that has enough permits last, and keeps them if it is its turn.
+    function turns.wait_for_permits(lane, short, is_turn, cost)
         local last = last_to_open(lane, short, cost)
-        if shard.now >= last.held_until or last.holder == lane.number or last.need < cost then
+        local is_free = shard.now >= last.held_until or last.need < cost
+        if last.holder == lane.number or (is_free and is_turn(lane, last)) then
             gates.hold(last, lane, turns.of_entry(lane, last), cost, HELD_FOR)
         end
         if turns.of(lane).waits then
