@@ -96,6 +96,22 @@ def test_a_publish_below_the_limit_counts_no_messages() -> None:
     assert many <= 1.2 * few
 
 
+@pytest.mark.parametrize("on_full", ["drop_oldest", "refuse"])
+def test_a_publish_above_the_limit_counts_a_large_topic_once(on_full: str) -> None:
+    def fill_up(engine: FullEngine, waiting: int) -> None:
+        limits = {"buckets": 1, "max_backlog": waiting, "on_full": on_full}
+        engine.policy_set("code", "fold.*", limits)
+        engine.put([Draft("fold.a", b"x")] * waiting)
+        engine.put([Draft("fold.a", b"x")])
+
+    few, many = (
+        steps(engine, lambda: engine.put([Draft("fold.a", b"x")]))  # noqa: B023  # called immediately
+        for waiting in (MANY, 5 * MANY)
+        for engine in [with_leases(0, lambda engine: fill_up(engine, waiting))]  # noqa: B023  # as above
+    )
+    assert many <= 1.2 * few
+
+
 @pytest.fixture
 def removed(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """How many messages each transaction of a purge or delete removes, by its number."""

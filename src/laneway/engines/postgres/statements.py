@@ -30,7 +30,7 @@ from laneway.engines.postgres.listing_statements import STATEMENTS
 from laneway.engines.sql.rows import ROW_COLUMNS, Held
 from laneway.engines.sql.statements import load, schema, tables_of
 
-LAYOUT = 7
+LAYOUT = 8
 """The layout of the tables; 2 is that of 0.1.0, the first version whose tables are kept."""
 
 LISTEN_CLASS = 0x4C_41_4E_4C

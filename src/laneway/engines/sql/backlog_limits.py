@@ -43,6 +43,12 @@ Places of a topic that are read together, and bytes of the bodies that are read 
 beyond that are read one by one.
 """
 
+LARGE, MOST_COUNTED = 500, 100
+"""
+A bucket counts a topic from this number of messages on, and at most this number of topics, because
+the counts are a part of its row.
+"""
+
 _Amounts = tuple[int, int, int, int]
 """Of what the four limits count, in `_UNITS`."""
 
@@ -69,9 +75,7 @@ def read(tx: Transaction, limited: Sequence[tuple[Draft, Resolved]]) -> None:
         for backlog in backlogs
         if backlog.policy.buckets is not None and _may_be_full(tx, backlog)
     ]
-    pages = tx.pages([("topic_waiting", backlog.topic) for backlog in folded])
-    for backlog, [counts] in zip(folded, pages, strict=True):
-        backlog.resize(*map(int, counts))
+    _count(tx, folded)
     count = sum(backlog.expected for backlog in backlogs)
     size = sum(backlog.expected_bytes for backlog in backlogs)
     dropping = []
@@ -81,6 +85,27 @@ def read(tx: Transaction, limited: Sequence[tuple[Draft, Resolved]]) -> None:
             dropping.append(backlog)
     if dropping:
         _read_places(tx, dropping)
+
+
+def _count(tx: Transaction, backlogs: Sequence[Backlog]) -> None:
+    """
+    Count what waits of these topics in their buckets. Large topics are counted once: from then on
+    their bucket counts them, so that a put into a full one does not read all of its messages.
+    """
+    uncounted = []
+    for backlog, lane in ((each, lane) for each in backlogs for lane in tx.lanes_named(each.lanes)):
+        counts = lane.folded.get(backlog.topic) if lane.folded is not None else None
+        if counts is None:
+            uncounted.append((backlog, lane))
+        else:
+            backlog.resize(*counts)
+    pages = tx.pages([("topic_waiting", lane.lane, backlog.topic) for backlog, lane in uncounted])
+    for (backlog, lane), [counts] in zip(uncounted, pages, strict=True):
+        count, size = map(int, counts)
+        backlog.resize(count, size)
+        if count >= LARGE and len(lane.folded or ()) < MOST_COUNTED:
+            lane.folded = {**(lane.folded or {}), backlog.topic: [count, size]}
+            tx.touch(lane)
 
 
 def _may_be_full(tx: Transaction, backlog: Backlog) -> bool:

@@ -87,7 +87,7 @@ def _restore(tx: Transaction, mid: int) -> None:
         return
     if row.state == PARKED and row.serial:
         tx.parked.delete(row.lane, row.line, row.rank, row.pos, row.seq)
-    row.state = READY
+    row.state, lane.folded = READY, None
     messages.arrive(tx, lane, row)
     tx.messages.save(row)
 
@@ -106,6 +106,7 @@ def _lane_counts(tx: Transaction, *, repair: bool = False) -> Check:
         for number, ready, delayed, parked, leased in wrong:
             lane = tx.lane(number)
             lane.ready, lane.delayed, lane.parked, lane.leased = ready, delayed, parked, leased
+            lane.folded = None  # to be counted again
             tx.touch(lane)
     return disagreement("counts", len(wrong), repair=repair)
 

@@ -1280,6 +1280,8 @@ class _Deliveries:
                 policy.lane_rate > 0 and bool(taken) and lane.admitted > taken[0].since
             )
             waited = (self._waited_noisy if is_noisy else self._waited)[number]
+            for row in taken if lane.folded is not None else ():
+                lane.count_folded(row.topic, -1, -messages.size_of(tx, row))
             if taken:
                 self._lease(visit, taken, waited)
         self._write()

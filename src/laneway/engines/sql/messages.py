@@ -57,6 +57,9 @@ def resize(tx: Transaction, lane: Lane, row: Row, by: int) -> None:
     """A waiting message got this number of bytes more."""
     lane.bytes += by
     tx.shard.bytes += by
+    if lane.folded is not None:
+        lane.count_folded(row.topic, 0, by)
+        tx.touch(lane)
     if (backlog := tx.backlogs.get(topic_of(row, lane))) is not None:
         backlog.resize(0, by)
 
@@ -83,6 +86,9 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row, *, collects: bool = Tru
     shard.waiting += 1
     if tx.backlogs and (backlog := tx.backlogs.get(topic_of(row, lane))) is not None:
         backlog.came(row, size)
+    if lane.folded is not None:
+        lane.count_folded(row.topic, 1, size)
+        tx.touch(lane)
     if row.expires is not None:
         tx.events.put((row.expires, EXPIRES, row.mid))
     if row.mkey is not None and collects:
@@ -127,6 +133,8 @@ def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
     tx.shard.waiting -= 1
     if tx.backlogs and (backlog := tx.backlogs.get(topic_of(row, lane))) is not None:
         backlog.resize(-1, -size)
+    if lane.folded is not None:
+        lane.count_folded(row.topic, -1, -size)
     if row.expires is not None:
         tx.events.delete(row.expires, EXPIRES, row.mid)
     free_merge_key(tx, lane, row)

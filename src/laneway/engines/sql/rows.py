@@ -95,6 +95,8 @@ class Lane(msgspec.Struct, eq=False, gc=False):
     gates: str | None = None  # at several gates: all of them, see `gates_key`
     turns: dict[str, int] | None = None  # its virtual times at others than `gate`
     ranks: list[list[int]] | None = None  # further first places, see `expect`
+    # of a bucket: messages and bytes that wait of some of its topics, see backlog_limits
+    folded: dict[str, list[int]] | None = None
 
     stored_placing: tuple[Any, ...] = ()  # these columns as they are stored
     stored_classes: tuple[int, ...] = ()
@@ -208,6 +210,19 @@ class Lane(msgspec.Struct, eq=False, gc=False):
         ends = [rank for rank, _ in places[:-1]]
         return [(*place, end) for place, end in zip(places, [*ends, NONE], strict=True)]
 
+    def count_folded(self, topic: str | None, count: int, size: int) -> None:
+        """
+        Messages and bytes of a topic came to wait in a bucket; below 0: they left. Topics that are
+        not in `folded` are not counted.
+        """
+        folded = self.folded or {}
+        counts = folded.get(topic or "")
+        if counts is not None:
+            counts[0] += count
+            counts[1] += size
+            if counts[0] <= 0:
+                self.folded = {each: n for each, n in folded.items() if n is not counts} or None
+
     def hold(self, now: int, until: int) -> None:
         """Count for how long a rate held it back until now; it does so until then."""
         self.throttled += fairness.held_us(self.held_since, self.held_until, now)
@@ -293,6 +308,7 @@ class Lane(msgspec.Struct, eq=False, gc=False):
             self.gates,
             self.turns,
             self.ranks,
+            self.folded,
         )
         if any(seldom):
             values = (*values, *seldom)

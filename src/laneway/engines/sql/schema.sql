@@ -246,7 +246,8 @@ CREATE TABLE message (
 CREATE INDEX message_aside ON message (lane, state, rank, since) WHERE state IN (1, 2);
 CREATE INDEX message_due ON message (lane, since, mid) WHERE state = 1;
 CREATE INDEX message_odd ON message (lane, rank, seq) WHERE odd = 1;
-CREATE INDEX message_topic ON message (topic, mid) WHERE topic IS NOT NULL;
+-- of a bucket: those of one topic, in the order in which a full backlog drops them
+CREATE INDEX message_topic ON message (topic, (rank >> 1) DESC, since, seq) WHERE topic IS NOT NULL;
 
 CREATE TABLE ready (                     -- the order in which a lane's messages are delivered
     lane INTEGER NOT NULL,

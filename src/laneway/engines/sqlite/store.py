@@ -42,7 +42,7 @@ from laneway.message import Draft
 T = TypeVar("T")
 
 APPLICATION_ID = 0x4C_41_4E_45  # "LANE": distinguishes our files from other SQLite files
-SCHEMA_VERSION = 30
+SCHEMA_VERSION = 31
 """The layout of `schema.sql`; 25 is that of 0.1.0, the first version whose files are kept."""
 
 MIGRATIONS = Path(__file__).with_name("migrations")

@@ -79,7 +79,7 @@ SELECT {message} FROM message m WHERE m.topic = ? AND m.state = ? AND {waits}
 -- name: folded_any
 -- Waiting messages of a topic in a bucket, to be removed: in the order of an index.
 SELECT {message} FROM message m WHERE m.topic = ? AND m.state < 3 AND {waits}
- ORDER BY m.mid LIMIT ?;
+ ORDER BY m.rank >> 1 DESC, m.since, m.seq LIMIT ?;
 
 -- name: folded_counts
 -- By state, and whether they are leased: then they have no row in `ready`. Leases have no index by

@@ -309,12 +309,12 @@ SELECT rank FROM message WHERE lane = ?1 AND state = ?2 AND state IN (1, 2) AND 
     ORDER BY rank LIMIT 1;
 
 -- name: topic_waiting
--- How many messages of a topic in a bucket wait, and their size.
+-- How many messages of a topic wait in a bucket, and their size.
 SELECT count(*),
        coalesce(sum(length(m.body) + CASE WHEN m.parts > 0 THEN (SELECT sum(length(p.body))
            FROM part p WHERE p.mid = m.mid) ELSE 0 END), 0)
   FROM message m
- WHERE m.topic = ? AND m.state < 3 AND {waits};
+ WHERE m.lane = ? AND m.topic = ? AND m.state < 3 AND {waits};
 
 -- name: lanes_with_ranks
 -- Those of these lanes that have a ready message whose rank is between two.
