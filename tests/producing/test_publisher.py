@@ -11,6 +11,7 @@ import pytest
 from laneway import BadMessage, EngineUnavailable
 from laneway.message import Draft, Receipt
 from laneway.producing import publisher as publisher_module
+from laneway.producing.bulk import BATCH_BYTES
 from laneway.producing.publisher import MAX_MESSAGES, Publisher
 
 
@@ -46,7 +47,11 @@ def threads() -> ThreadPoolExecutor:
 
 
 def gather(
-    publisher: Publisher, store: SlowStore, threads: ThreadPoolExecutor, topics: list[str]
+    publisher: Publisher,
+    store: SlowStore,
+    threads: ThreadPoolExecutor,
+    topics: list[str],
+    body: bytes = b"",
 ) -> list[object]:
     """
     Publish one message while no commit runs, and the others during its commit; returns each
@@ -55,7 +60,7 @@ def gather(
 
     def put(topic: str) -> object:
         try:
-            return publisher.put([Draft(topic, b"")])[0].id
+            return publisher.put([Draft(topic, body)])[0].id
         except (BadMessage, EngineUnavailable) as error:
             return type(error)
 
@@ -83,6 +88,29 @@ def test_callers_during_a_commit_join_the_next(threads: ThreadPoolExecutor) -> N
     answers = gather(Publisher(store.put, threads), store, threads, topics)
     assert answers == ["id-first", *(f"id-{topic}" for topic in topics)]
     assert [len(batch) for batch in store.batches] == [1, 10]
+
+
+def test_large_bodies_are_committed_apart(threads: ThreadPoolExecutor) -> None:
+    store = SlowStore(held=True)
+    topics = [f"t{n}" for n in range(10)]
+    gather(Publisher(store.put, threads), store, threads, topics, bytes(BATCH_BYTES // 3))
+    assert [len(batch) for batch in store.batches] == [1, 4, 4, 2]
+
+
+def test_large_bodies_of_coroutines_are_committed_apart(threads: ThreadPoolExecutor) -> None:
+    store = SlowStore(held=False)
+    publisher = Publisher(store.put, threads)
+    body = bytes(BATCH_BYTES // 3)
+
+    async def main() -> list[str]:
+        drafts = [Draft(f"t{n}", body) for n in range(10)]
+        answers = await asyncio.gather(*map(publisher.send, drafts))
+        answers.append(await publisher.send(Draft("later", b"")))
+        return [receipt.id for receipt in answers]
+
+    assert asyncio.run(main()) == [*(f"id-t{n}" for n in range(10)), "id-later"]
+    assert max(map(len, store.batches)) <= 8, "a group, and those that are queued before"
+    assert not publisher._gathered
 
 
 def test_one_bad_message_fails_only_its_caller(threads: ThreadPoolExecutor) -> None:

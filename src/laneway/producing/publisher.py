@@ -35,6 +35,7 @@ from typing import cast
 from laneway import storable
 from laneway.errors import BadMessage, EngineUnavailable, LanewayError
 from laneway.message import Draft, Receipt
+from laneway.producing.bulk import BATCH_BYTES
 
 GATHER_SECONDS = 0.0003
 """
@@ -93,6 +94,9 @@ class _Group:
     def has_one_caller(self) -> bool:
         return len(self.drafts) == 1 or not self.is_shared
 
+    def size(self) -> int:
+        return sum(len(draft.body) for draft in self.drafts)
+
     def fail(self, error: BaseException) -> None:
         """None of its messages was accepted."""
         self.answers = [error] * len(self.drafts)
@@ -113,12 +117,12 @@ class _Gathered:
     group is sent even if further ones come; 0: it does not gather yet.
     """
 
-    __slots__ = ("drafts", "seen", "until", "waiters")
+    __slots__ = ("drafts", "seen", "size", "until", "waiters")
 
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
         self.waiters: list[asyncio.Future[Receipt]] = []
-        self.seen = 0
+        self.seen = self.size = 0
         self.until = 0.0
 
 
@@ -230,9 +234,11 @@ class Publisher:
         groups = [own]
         count = len(own.drafts)
         with self._mutex:
-            while self._queue and count < MAX_MESSAGES:
+            size = own.size() if self._queue else 0
+            while self._queue and count < MAX_MESSAGES and size < BATCH_BYTES:
                 groups.append(self._queue.popleft())
                 count += len(groups[-1].drafts)
+                size += groups[-1].size()
             self._companions = len(groups) - 1
         try:
             self._commit(groups)
@@ -314,6 +320,9 @@ class Publisher:
             loop.call_soon(self._send, loop)
         gathered.drafts.append(draft)
         gathered.waiters.append(future)
+        gathered.size += len(draft.body)
+        if gathered.size > BATCH_BYTES:
+            self._send_now(loop)
         return future
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -321,10 +330,10 @@ class Publisher:
         At the end of an iteration: give the gathered messages to a thread, unless it has brought
         further ones. New ones are gathered for the next time.
         """
-        gathered = self._gathered[loop]
-        count = len(gathered.drafts)
-        if not count:
-            del self._gathered[loop]
+        gathered = self._gathered.get(loop)
+        count = len(gathered.drafts) if gathered is not None else 0
+        if gathered is None or not count:
+            self._gathered.pop(loop, None)
             return
         if count > 1 and count != gathered.seen and count < MAX_MESSAGES:
             now = loop.time()
@@ -333,7 +342,10 @@ class Publisher:
                 gathered.seen = count
                 loop.call_soon(self._send, loop)
                 return
-        self._gathered[loop] = _Gathered()
+        self._send_now(loop)
+
+    def _send_now(self, loop: asyncio.AbstractEventLoop) -> None:
+        gathered, self._gathered[loop] = self._gathered[loop], _Gathered()
         group = _Group(gathered.drafts, is_shared=True)
         self._threads.submit(self._commit_for, loop, gathered, group)
 

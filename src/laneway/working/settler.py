@@ -46,6 +46,9 @@ How many messages are published together with the settlements of one call; a ste
 of a flow publishes a hundred.
 """
 
+MAX_BYTES_PER_CALL = 8_000_000
+"""The bytes of outcomes and published bodies that one call has at most, unless one is larger."""
+
 FOLLOWER_RETRY_US = 5_000_000
 """
 How long a message waits whose followers could not be published because a backlog was full; then its
@@ -109,7 +112,7 @@ class Settler:
         size = self._in_call = count
         try:
             while left:
-                batch = self._with_few_followers(left[:size])
+                batch = self._first_of(left[:size])
                 try:
                     answers = self._call_settle(batch)
                 except EngineUnavailable:
@@ -127,14 +130,21 @@ class Settler:
             self.settlements.extendleft(reversed(left))
             self._in_call = 0
 
-    def _with_few_followers(self, settlements: list[Settlement]) -> list[Settlement]:
-        """The first of these, as many as publish no more than MAX_FOLLOWERS_PER_CALL."""
-        if self.followers:
-            count = 0
-            for position, settlement in enumerate(settlements):
-                count += len(self.followers.get(settlement.fence, ()))
-                if position and count > MAX_FOLLOWERS_PER_CALL:
-                    return settlements[:position]
+    def _first_of(self, settlements: list[Settlement]) -> list[Settlement]:
+        """
+        The first of these, as many as publish no more than MAX_FOLLOWERS_PER_CALL, and whose
+        outcomes and messages have no more than MAX_BYTES_PER_CALL.
+        """
+        count = size = 0
+        get_followers = self.followers.get
+        for position, settlement in enumerate(settlements):
+            if settlement.outcome is not None:
+                size += len(settlement.outcome)
+            if followers := get_followers(settlement.fence):
+                count += len(followers)
+                size += sum(len(draft.body) for draft in followers)
+            if position and (count > MAX_FOLLOWERS_PER_CALL or size > MAX_BYTES_PER_CALL):
+                return settlements[:position]
         return settlements
 
     def _settled(self, settlements: Sequence[Settlement], answers: Sequence[str]) -> None:
