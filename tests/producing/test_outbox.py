@@ -241,6 +241,33 @@ def test_sqlalchemy(app: Laneway, request: pytest.FixtureRequest, driver: str) -
     engine.dispose()
 
 
+def test_savepoints(app: Laneway, postgres: Database) -> None:
+    """What is rolled back to one is gone, and the transaction around it and its settings stay."""
+    settings = "SELECT name, setting FROM pg_settings ORDER BY name"
+
+    def part(connection: Any, block: Any, run: Any) -> None:
+        before = run(settings).fetchall()
+        app.publish("stays", connection=connection)
+        with suppress(psycopg.Error, sqlalchemy.exc.DBAPIError), block():
+            app.publish("gone", connection=connection)
+            assert once(connection, Message("x", id="1"))
+            run("SELECT 1 / 0")
+        assert once(connection, Message("x", id="1"))
+        assert run(settings).fetchall() == before
+        connection.rollback()
+        app.publish("stays", connection=connection)
+        connection.commit()
+
+    with psycopg.connect(postgres.url) as connection:
+        connection.execute("SET lock_timeout = 7")
+        part(connection, connection.transaction, connection.execute)
+    engine = sqlalchemy.create_engine(postgres.url.replace("postgresql:", "postgresql+psycopg:"))
+    with orm.Session(engine) as session:
+        part(session, session.begin_nested, lambda text: session.execute(sqlalchemy.text(text)))
+    engine.dispose()
+    assert postgres.topics() == ["stays", "stays"]
+
+
 @pytest.mark.parametrize("vendor", ["postgresql", "sqlite3"])
 def test_django(app: Laneway, request: pytest.FixtureRequest, vendor: str) -> None:
     """`django.db.connection`, within `atomic` and rolled back there."""

@@ -332,7 +332,12 @@ def _opener(url: str) -> Callable[[], Any]:
                 raise UsageError(
                     "an outbox in PostgreSQL needs psycopg; pip install 'laneway[postgres]'"
                 ) from error
-            return connecting.connect(address.server, is_pooled=address.is_pooled)
+            return connecting.connect(
+                address.server,
+                is_pooled=address.is_pooled,
+                prepare_threshold=None,  # a plan for any list of ids may read all rows
+                application_name="laneway outbox",
+            )
 
         return connect
     path = sqlite_address.parse(url).path if scheme == "sqlite" else None

@@ -640,7 +640,7 @@ class _Presence:
             log.warning(
                 "notifications between processes fail (%s); workers look every second instead,"
                 " until the server answers again",
-                str(error).strip().replace("\n", "; "),
+                "; ".join(line.strip() for line in str(error).splitlines()),
             )
 
     # The thread that listens
