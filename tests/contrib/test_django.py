@@ -18,10 +18,10 @@ WARNINGS = ("-W", "error", "-W", "ignore:Binding:DeprecationWarning")  # as in p
 CASES = [f"{PROJECT}.{path.stem}" for path in Path(__file__).parent.glob("django_shop/cases*.py")]
 
 
-def test_the_project(tmp_path: Path) -> None:
-    """Settings, tasks, transactions and workers; see django_shop/cases.py."""
+def run(tmp_path: Path, *cases: str, **environ: str) -> str:
+    """Run tests of the project; returns what the runner prints."""
     ran = subprocess.run(
-        [sys.executable, *WARNINGS, "-m", "django", "test", "--noinput", *CASES],
+        [sys.executable, *WARNINGS, "-m", "django", "test", "--noinput", *cases],
         cwd=ROOT,
         env={
             **os.environ,
@@ -29,6 +29,7 @@ def test_the_project(tmp_path: Path) -> None:
             "DJANGO_SETTINGS_MODULE": PROJECT + ".settings",
             "SHOP_FOLDER": str(tmp_path),
             "SHOP_QUEUE": f"sqlite:///{tmp_path}/queue.db",
+            **environ,
         },
         capture_output=True,
         text=True,
@@ -36,4 +37,16 @@ def test_the_project(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.search(r"Ran \d\d tests", ran.stderr), ran.stderr
+    return ran.stderr
+
+
+def test_the_project(tmp_path: Path) -> None:
+    """Settings, tasks, transactions and workers; see django_shop/cases.py."""
+    printed = run(tmp_path, *CASES)
+    assert re.search(r"Ran \d\d tests", printed), printed
+
+
+def test_a_project_without_migrations(tmp_path: Path) -> None:
+    """As with `pytest --nomigrations`: the tables of the outbox exist, too."""
+    case = f"{PROJECT}.cases.Tasks.test_commands_of_databases"
+    assert "Ran 1 test" in run(tmp_path, case, SHOP_HAS_NO_MIGRATIONS="1")

@@ -87,7 +87,8 @@ class Tasks(TransactionTestCase):
         call_command("dumpdata", "--all", stdout=dump)
         assert "contenttypes" in dump.getvalue()
         assert "stock.pen" not in dump.getvalue()
-        call_command("makemigrations", "laneway", "--check", "--dry-run", verbosity=0)
+        if "SHOP_HAS_NO_MIGRATIONS" not in os.environ:
+            call_command("makemigrations", "laneway", "--check", "--dry-run", verbosity=0)
         call_command("flush", "--noinput", verbosity=0)
         with connection.cursor() as cursor:
             for table in ("laneway_outbox", "laneway_outbox_forwarder", "laneway_once"):

@@ -54,6 +54,7 @@ DATABASES = {
         "TEST": {"NAME": FOLDER / "test.db"},
     }
 }
+MIGRATION_MODULES = {"laneway": None} if "SHOP_HAS_NO_MIGRATIONS" in os.environ else {}
 LANEWAY = {
     "URL": os.environ.get("SHOP_QUEUE", "sqlite://"),
     "OUTBOX": "default",

@@ -8,6 +8,9 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, router
+from django.db.migrations.loader import MigrationLoader
+from django.db.models.signals import pre_migrate
 from django.utils.module_loading import autodiscover_modules, import_string
 
 from laneway.contrib.django import options
@@ -21,6 +24,13 @@ def check_setting(**_: Any) -> list[CheckMessage]:
     except ImproperlyConfigured as error:
         return [Error(str(error), hint="See docs/django.md.", id="laneway.E001")]
     return []
+
+
+def create_tables(using: str, **_: Any) -> None:
+    """Create the tables of the outbox where migrations are switched off, as in tests."""
+    has_migrations = MigrationLoader.migrations_module("laneway")[0] is not None
+    if not has_migrations and router.allow_migrate(using, "laneway"):
+        options.create_outbox(connections[using])
 
 
 class LanewayConfig(AppConfig):
@@ -37,6 +47,7 @@ class LanewayConfig(AppConfig):
         worker has all tasks. Not with a wrong setting, which the checks report.
         """
         register(check_setting, "laneway")
+        pre_migrate.connect(create_tables, sender=self)
         if not check_setting():
             autodiscover_modules(*options.modules())
             for each in getattr(settings, "TASKS", {}).values():

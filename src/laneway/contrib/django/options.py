@@ -11,6 +11,7 @@ from django.db import connections
 from django.utils.connection import ConnectionDoesNotExist
 
 from laneway import Laneway, config, printable
+from laneway.producing import outbox
 
 ARGUMENTS = frozenset({"url", *config.options_of(Laneway.__init__)})
 """Keys that are arguments of `Laneway`, in lower case."""
@@ -19,6 +20,10 @@ OWN = frozenset({"OUTBOX", "POLICIES", "MODULES"})
 """Keys that this package reads."""
 
 KEYS = OWN | {name.upper() for name in ARGUMENTS}
+
+
+VENDORS = ("sqlite", "postgresql")
+"""Databases that can have an outbox."""
 
 
 def given() -> Mapping[str, Any]:
@@ -41,8 +46,8 @@ def arguments() -> dict[str, Any]:
     """The arguments of `Laneway` that the setting gives. Raises ImproperlyConfigured."""
     options = {key.lower(): value for key, value in given().items() if key not in OWN}
     options.setdefault("program", (settings.SETTINGS_MODULE or "django").partition(".")[0])
-    outbox = given().get("OUTBOX")
-    return options | ({"outbox": outbox} if "://" in str(outbox) else {})
+    url = given().get("OUTBOX")
+    return options | ({"outbox": url} if "://" in str(url) else {})
 
 
 def outbox_alias() -> str | None:
@@ -57,7 +62,7 @@ def outbox_alias() -> str | None:
         vendor = connections[str(alias)].vendor
     except ConnectionDoesNotExist as error:
         raise ImproperlyConfigured(f'LANEWAY["OUTBOX"]: {error}') from error
-    if vendor not in ("sqlite", "postgresql"):
+    if vendor not in VENDORS:
         raise ImproperlyConfigured(
             f'LANEWAY["OUTBOX"]: the database "{alias}" is {vendor}; an outbox needs PostgreSQL or'
             " SQLite"
@@ -72,8 +77,14 @@ def modules() -> list[str]:
 
 def outbox_connection(using: str | None = None) -> Any:
     """The connection to the database with the outbox, or to another one."""
-    outbox = using or given().get("OUTBOX") or "default"
-    return connections["default" if "://" in outbox else outbox]
+    alias = using or given().get("OUTBOX") or "default"
+    return connections["default" if "://" in alias else alias]
+
+
+def create_outbox(connection: Any) -> None:
+    """Create its tables that do not exist, in a database that can have them."""
+    if connection.vendor in VENDORS:
+        outbox.create(connection)
 
 
 def connect(alias: str) -> Any:

@@ -6,14 +6,13 @@ from typing import Any
 
 from django.db import migrations, models
 
-from laneway.producing import outbox
+from laneway.contrib.django import options
 
 
-def create_outbox(apps: Any, schema_editor: Any) -> None:
+def create_tables(apps: Any, schema_editor: Any) -> None:
     """Create the tables that do not exist."""
     del apps
-    if schema_editor.connection.vendor in ("postgresql", "sqlite"):
-        outbox.create(schema_editor.connection)
+    options.create_outbox(schema_editor.connection)
 
 
 def _model(name: str, key: str = "", **options: Any) -> Any:
@@ -33,7 +32,7 @@ class Migration(migrations.Migration):
     dependencies = ()
     operations = (
         migrations.SeparateDatabaseAndState(
-            [migrations.RunPython(create_outbox, migrations.RunPython.noop)],
+            [migrations.RunPython(create_tables, migrations.RunPython.noop)],
             [
                 _model("Outbox", db_table="laneway_outbox"),
                 _model("Forwarder", "namespace", db_table="laneway_outbox_forwarder"),
