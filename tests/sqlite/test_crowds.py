@@ -16,7 +16,8 @@ import pytest
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.engines.shared.body_sizes import LEASE_BYTES
-from laneway.engines.sql import messages, purging
+from laneway.engines.sql import leasing, message_ends, messages, purging
+from laneway.engines.sql.rows import read_headers
 from laneway.message import Draft, Lease, Settlement
 
 FEW, MANY = 20, 1_000
@@ -165,6 +166,27 @@ def test_a_lease_of_large_bodies_is_small() -> None:
         sizes.append(len(leases))
     assert sizes[:8] == [1 << n for n in range(8)], "the size that is expected is halved"
     assert 1_000 in sizes
+
+
+def test_headers_are_decoded_after_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be large. Where a message ends, only those are decoded that ask for a report."""
+    engine = with_leases(0, lambda _: None)
+    connection = engine._store.connection  # type: ignore[attr-defined]
+    decode, in_transaction = read_headers, list[bool]()
+
+    def decoding(text: str) -> dict[str, str]:
+        in_transaction.append(connection.in_transaction)
+        return decode(text)
+
+    for module in (leasing, message_ends):
+        monkeypatch.setattr(module, "read_headers", decoding)
+    engine.put([Draft("t", b"x", headers={"a": "b"})] * 3)
+    leases = engine.lease(5).leases
+    assert [lease.headers for lease in leases] == [{"a": "b"}] * 3
+    engine.settle([Settlement(each.handle, each.fence, "dead") for each in leases])
+    assert engine.dead_redrive("t") == 3
+    assert engine.topic_purge("t") == 3
+    assert in_transaction == [False] * 3
 
 
 def test_freed_pages_are_not_overwritten(tmp_path: Path) -> None:

@@ -436,6 +436,7 @@ class SqlQueue(Waits):
                     tx.pools_with_more.add(pool)
 
             tx.on_wake = on_wake
+        leasing.decode_headers(leases)
         self._bodies.note(leases)
         large = self._rivalry.measure(found, tx.shard.delivered, self._store.waited)
         large |= self._store.prefers_large_leases

@@ -33,7 +33,7 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -168,6 +168,16 @@ def lease(
         only.end(is_full=len(delivered) >= room)
     # Without deliveries a lane that went from gate to gate would do so again.
     return delivered, withheld, plan.cut or (plan.has_circled and bool(delivered))
+
+
+def decode_headers(leases: Sequence[Lease]) -> None:
+    """
+    Decode the headers of these leases, which are JSON until then: after the transaction, because
+    headers may be large and others wait meanwhile.
+    """
+    for lease in leases:
+        if lease.headers is not None:
+            lease.headers = read_headers(cast("str", lease.headers))
 
 
 def lease_one(tx: Transaction, lane: Lane, mid: int, fence: int, max_lease_us: int) -> None:
@@ -1410,7 +1420,7 @@ class _Deliveries:
                     row.deliveries + 1,
                     key,
                     -(row.rank >> 1),
-                    read_headers(row.headers) if row.headers else None,
+                    cast("dict[str, str] | None", row.headers or None),  # see `decode_headers`
                     row.published,
                     row.suspect > 0,
                     bodies,

@@ -16,6 +16,7 @@ from laneway.engines.shared.naming import generated_id
 from laneway.engines.shared.refusals import ended, result_ttls_us
 from laneway.engines.sql.rows import Row, read_headers, to_json
 from laneway.engines.sql.transaction import Transaction
+from laneway.headers import RESULT_TTL
 from laneway.message import Draft, Settlement
 
 OUTCOME, PROGRESS = 0, 1
@@ -50,6 +51,13 @@ def store_outcomes(
             _notify_followers(tx, message_id, topic, bytes(outcome))
 
 
+def _asking_for_end(headers: str | None) -> dict[str, str] | None:
+    """These headers if they may ask for a report of the message's end: others are not decoded."""
+    if headers is not None and (FLOW_HEADER in headers or RESULT_TTL in headers):
+        return read_headers(headers)
+    return None
+
+
 def message_ended(
     tx: Transaction, row: Row, topic: str, status: str, reason: str | None = None
 ) -> None:
@@ -60,9 +68,9 @@ def message_ended(
     reported = tx.reported_by_handler
     # Only a death is the handler's: a message that comes back may expire in the same call.
     is_reported = reported is not None and reported[0] == row.mid and status == "dead"
-    if row.headers is None or (is_reported and reported is not None and reported[1]):
+    headers = _asking_for_end(row.headers)
+    if headers is None or (is_reported and reported is not None and reported[1]):
         return
-    headers = read_headers(row.headers)
     message_id, ttls = tx.id_of(row), result_ttls_us(headers)
     outcome = ended(status, topic, row.published, reason)
     if FLOW_HEADER in headers and not is_reported:
@@ -97,11 +105,9 @@ def keep_finished(tx: Transaction, row: Row, topic: str) -> None:
     A message was deleted at its delivery, at most once: until its lease ends, keep what
     `finished_message_ended` reports, if its headers ask for an end. It is the message's note.
     """
-    if row.headers is None:
-        return
-    headers = read_headers(row.headers)
+    headers = _asking_for_end(row.headers) or {}
     if FLOW_HEADER in headers or result_ttls_us(headers) is not None:
-        kept = _Finished(topic, row.id, row.published, row.headers, row.body)
+        kept = _Finished(topic, row.id, row.published, row.headers or "", row.body)
         tx.notes.put((row.mid,), None, 0, to_json(kept).decode())
 
 
@@ -124,7 +130,7 @@ def finished_message_ended(
 
 def message_revived(tx: Transaction, row: Row, topic: str) -> None:
     """A dead letter was redriven: forget the outcome of its end."""
-    if row.headers is not None and result_ttls_us(read_headers(row.headers)) is not None:
+    if result_ttls_us(_asking_for_end(row.headers)) is not None:
         message_id = tx.id_of(row)
         tx.run("kept_delete", message_id, topic)
         tx.changed_results.append(result_name(message_id, topic))
