@@ -168,6 +168,14 @@ def test_a_lease_of_large_bodies_is_small() -> None:
     assert 1_000 in sizes
 
 
+def test_a_lease_of_many_bodies_is_small() -> None:
+    engine = with_leases(0, lambda engine: engine.policy_set("code", "t", {"merge": "all"}))
+    for _ in range(200):
+        engine.put([Draft("t", b"x", key=f"k{n}") for n in range(300)])
+    assert len(engine.lease(1).leases[0].bodies or ()) == 200
+    assert len(engine.lease(1_000).leases) < 150
+
+
 def test_headers_are_decoded_after_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be large. Where a message ends, only those are decoded that ask for a report."""
     engine = with_leases(0, lambda _: None)

@@ -13,6 +13,10 @@ one is larger: others wait meanwhile.
 """
 
 
+PART_BYTES = 300
+"""What each body of a message with several costs besides its bytes, because it is stored apart."""
+
+
 class BodySizes:
     """
     The mean size of the bodies that were leased last. It grows with one lease and falls by at most
@@ -25,7 +29,7 @@ class BodySizes:
     def note(self, leases: Sequence[Lease]) -> None:
         """These messages were leased."""
         if leases:
-            mean = sum(len(lease.body) for lease in leases) // len(leases)
+            mean = sum(map(_size, leases)) // len(leases)
             self._mean = max(mean, self._mean // 2, 1)
 
     def within(self, size: int, mean: int = 0) -> int:
@@ -34,3 +38,9 @@ class BodySizes:
         known of the mean size.
         """
         return max(1, size // max(mean, self._mean))
+
+
+def _size(lease: Lease) -> int:
+    if lease.bodies is None:
+        return len(lease.body)
+    return sum(map(len, lease.bodies)) + PART_BYTES * len(lease.bodies)
