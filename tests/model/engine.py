@@ -643,7 +643,7 @@ class Engine(Lanes):
             else:
                 self._serve_topics(call, topics, pool, n)
             for lane in call.visited:
-                self._place(lane, was_visited=True)
+                self._place(lane, was_visited=True, was_refused=lane in call.refused)
             wake = self._next_wake()
             if call.leases or wake != self.now or left <= 0:
                 return Batch(call.leases, self.now, wake)
@@ -891,6 +891,7 @@ class Engine(Lanes):
             call.withheld = True
             return 0
         got = self._visit(call, lane, room, lanes)
+        (call.refused.discard if got else call.refused.add)(lane)
         if not got or not self._allowance(lane, self._policy(lane)):
             call.left_out.add(lane)
         return got

@@ -325,7 +325,7 @@ class Lanes(Gates):
     def _policy(self, lane: Lane) -> Resolved:
         return self.policy_table.resolve(lane.rule)
 
-    def _place(self, lane: Lane, *, was_visited: bool = False) -> None:
+    def _place(self, lane: Lane, *, was_visited: bool = False, was_refused: bool = False) -> None:
         """Move the lane to its place, by the rules of docs/specification.md, "Placing"."""
         policy = self._policy(lane)
         group = group_of(policy.group, lane.rule)
@@ -355,7 +355,7 @@ class Lanes(Gates):
             lane.owes = 1
         if policy.shared is not None:
             self._share(TOPIC + lane.rule, policy.shared)
-        place, wake = self._where(lane, policy, was_visited=was_visited)
+        place, wake = self._where(lane, policy, was_visited=was_visited, was_refused=was_refused)
         backs_off = lane.back_off_us and lane.backs_off_until > self.now
         if (place != "asleep" or backs_off) and not (place == "at_gate" and policy.shared):
             self._throttle(lane, 0)
@@ -379,7 +379,7 @@ class Lanes(Gates):
         return lane.group.inner if lane.group is not None else lane.tier_queue.virtual
 
     def _where(
-        self, lane: Lane, policy: Resolved, *, was_visited: bool
+        self, lane: Lane, policy: Resolved, *, was_visited: bool, was_refused: bool
     ) -> tuple[LaneState, int | None]:
         if policy.paused and self._waiting(lane):
             return "paused", None
@@ -405,10 +405,26 @@ class Lanes(Gates):
         if gates and lane.place in CAN_DELIVER and not was_visited:
             return lane.place, None
         if not all(map(self._has_spare_for, gates)):
-            return "at_gate", None
+            is_far_ahead = not was_refused and self._is_far_ahead(lane, policy)
+            return ("runnable" if is_far_ahead else "at_gate"), None
         for name in gates:
             self.gates[name].claimed += 1
         return "runnable", None
+
+    def _is_far_ahead(self, lane: Lane, policy: Resolved) -> bool:
+        """
+        Whether the tier serves the lane, or its group, so late that a gate whose first lane it is
+        would have to wait for it: it stays in the order of its tier.
+        """
+        tier_queue, group = lane.tier_queue, lane.group
+        weight = policy.weight if group is None else self._group_weight(group)
+        ahead = (lane if group is None else group).virtual - tier_queue.virtual
+        return (
+            weight <= fairness.SMALL_WEIGHT
+            and ahead >= fairness.stride(1, fairness.SMALL_WEIGHT)
+            and policy.shared is None
+            and self._fair_by(tier_queue) == "messages"
+        )
 
     def _forgotten_at(self, lane: Lane, policy: Resolved) -> int:
         linger = LINGER_US[self._fair_by(lane.tier_queue)]

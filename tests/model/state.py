@@ -276,6 +276,8 @@ class Call:
     visited: list[Lane] = field(default_factory=list)
     left_out: set[Lane] = field(default_factory=set)
     """Lanes that deliver nothing more."""
+    refused: set[Lane] = field(default_factory=set)
+    """Lanes that delivered nothing when they were visited last."""
     moves: Counter[Lane] = field(default_factory=Counter)
     """How often lanes have moved from one gate to another."""
     tier_queues: list[TierQueue] = field(default_factory=list)

@@ -79,6 +79,12 @@ MOST_CARRIED = 32 * CARRY_SCALE
 OWED = 3 * CARRY_SCALE // 10
 """A tier with this carry is served soon: the last slot of a gate is kept for its lanes."""
 
+SMALL_WEIGHT = 0.25
+"""
+At a gate, a lane or group of this weight or less could be first long before its tier serves it. It
+stays in the order of its tier if it is ahead there by one of its deliveries.
+"""
+
 
 @lru_cache(4096)
 def interval(rate: float) -> int:

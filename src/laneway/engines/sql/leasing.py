@@ -159,7 +159,7 @@ def lease(
     )
     delivered = deliveries.run(plan.visits if topics is not None else _interleaved(tx, plan.visits))
     for lane in plan.visited.values():
-        tx.place(lane, was_visited=True)
+        tx.place(lane, was_visited=True, was_refused=lane.lane in plan.refused)
     tx.lane_cache.spread = len(plan.visited) / (len(delivered) or 1)
     is_alone = len(plan.visited) == 1 and FEW_HEADS < len(delivered) == room
     tx.lane_cache.alone = next(iter(plan.visited.values())) if is_alone else None
@@ -646,6 +646,8 @@ class _Plan:
         self.startable = startable
         self.visits: list[Visit] = []
         self.visited: dict[int, Lane] = {}
+        self.refused: set[int] = set()
+        """Lanes that delivered nothing when they were visited last."""
         self.picked: dict[int, list[int]] = {}
         """
         By lane, where a call names ranks, or topics of buckets: the messages to deliver, in their
@@ -899,7 +901,10 @@ class _Plan:
             self.withheld = True
             return 0, True
         got = self.visit(lane, tier_queue, room, lanes)
-        if not got:
+        if got:
+            self.refused.discard(lane.lane)
+        else:
+            self.refused.add(lane.lane)
             self._refused += 1
             self.cut |= self._refused >= MOST_REFUSED
         return got, bool(got and lane.ready and tx.allowance(lane, tx.policy_of(lane)))

@@ -902,7 +902,7 @@ class Transaction(Statements):
 
     # Placing
 
-    def place(self, lane: Lane, *, was_visited: bool = False) -> None:
+    def place(self, lane: Lane, *, was_visited: bool = False, was_refused: bool = False) -> None:
         """Determine the lane's place; the rule is docs/specification.md, "Placing"."""
         self._changes.dirty[lane.lane] = lane
         policy = self.policy_of(lane)
@@ -911,7 +911,7 @@ class Transaction(Statements):
         if lane.key_limits and lane.key_limits != policy.key_limits and lane.parked:
             key_limits.limits_changed(self, lane, policy)
         tier_queue = self.tier_queue_of(lane)
-        place, wake = self._place_of(lane, policy, was_visited=was_visited)
+        place, wake = self._place_of(lane, policy, was_visited=was_visited, was_refused=was_refused)
         if lane.held_until and not self._is_held(lane, policy, place):
             lane.hold(self.now, 0)
         if lane.tier_queue < 0 and place != lane.place:
@@ -989,7 +989,7 @@ class Transaction(Statements):
         return all(state.is_open(self.now) for state in self.gates_in(gate))
 
     def _place_of(
-        self, lane: Lane, policy: Resolved, *, was_visited: bool
+        self, lane: Lane, policy: Resolved, *, was_visited: bool, was_refused: bool
     ) -> tuple[int, int | None]:
         """The place, see `shared.states`, and when the lane has to be placed or forgotten."""
         now = self.now
@@ -1033,11 +1033,26 @@ class Transaction(Statements):
             return lane.place, None
         states = self.gates_in(self.gate_of(lane, policy))
         if not all(state.has_spare(now, state.claimed) for state in states):
-            return AT_GATE, None
+            stays = shared is None and not was_refused and self._is_far_ahead(lane, policy, states)
+            return RUNNABLE if stays else AT_GATE, None
         for state in states:
             state.claimed += 1
             self.touch_gate(state)
         return RUNNABLE, None
+
+    def _is_far_ahead(self, lane: Lane, policy: Resolved, states: Sequence[GateState]) -> bool:
+        """
+        Whether the tier serves the lane, or its group, so late that a gate whose first lane it is
+        would have to wait for it: it stays in the order of its tier.
+        """
+        tier_queue, group = self.tier_queue_of(lane), self.group_of(lane)
+        vt, weight = (lane.vt, policy.weight) if group is None else (group.vt, group.weight)
+        return (
+            weight <= fairness.SMALL_WEIGHT
+            and vt - tier_queue.vt >= fairness.stride(1, fairness.SMALL_WEIGHT)
+            and all(state.granted is None for state in states)  # grants move to waiting lanes
+            and not self.fair_by_time(tier_queue)
+        )
 
     def _is_held(self, lane: Lane, policy: Resolved, place: int) -> bool:
         """Whether a rate may hold the lane back at its new place: its own, or its topic's."""

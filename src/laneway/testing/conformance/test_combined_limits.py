@@ -335,3 +335,24 @@ def test_partitions_with_a_rate_at_a_gate(driver: EngineDriver) -> None:
     driver.policy("parts", gate="A", partitions=2, rate=4)
     driver.policy("a", gate="A")
     check(driver, {"parts": 40, "a": 60})
+
+
+def test_a_topic_of_a_small_weight_keeps_no_other_one_waiting(driver: EngineDriver) -> None:
+    """
+    The tier serves `a` again only after 500 messages of `c`. The gate, which `low` uses most, has
+    reached the turn of `a` long before, and must not keep `b` waiting until then.
+    """
+    driver.engine.gate_set("g", Gate(concurrency=1), now_us=driver.now)
+    driver.policy("a", weight=0.02, gate="g")
+    driver.policy("b", gate="g")
+    driver.policy("c", weight=10)
+    driver.policy("low", tier="low", gate="g")
+    for topic in ("a", "b", "c", "low"):
+        driver.put(topic, *["x"] * 500)
+    delivered: Counter[str] = Counter()
+    for _ in range(300):
+        leases = driver.lease(2)
+        delivered.update(lease.topic for lease in leases)
+        driver.later(0.1)
+        driver.settle(leases)
+    assert delivered["b"] >= 30, delivered

@@ -33,6 +33,7 @@ local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane has 
 -- the assumed cost of a message before one is known
 local DEFAULT_MEAN = SECOND
 local RATE_WINDOW = 10 * SECOND
+local SMALL_WEIGHT = 0.25 -- as in Python
 local PARTITION, BUCKET = '\31', '\30'
 
 local key_limits -- defined in key_limits.lua, which uses `lanes`
@@ -543,8 +544,24 @@ lanes = part(function(lanes)
         end
     end
 
+    -- Whether the tier serves the lane, or its group, so late that a gate whose first lane it is
+    -- would have to wait for it: it stays in the order of its tier.
+    local function is_far_ahead(lane, policy, tier_queue, key)
+        local group = lanes.group(lane)
+        if (group or policy).weight > SMALL_WEIGHT or policy.shared or tier_queue.by_time
+            or (group or lane).vt - tier_queue.vt < fairness.stride(1, SMALL_WEIGHT) then
+            return false
+        end
+        for _, gate in ipairs(gates.of_key(key)) do
+            if not gate or gate.grant then -- grants move to waiting lanes
+                return false
+            end
+        end
+        return true
+    end
+
     -- The rule "Placing" of docs/specification.md. Returns place and wake (0: none).
-    local function where(lane, policy, tier_queue, was_visited)
+    local function where(lane, policy, tier_queue, was_visited, was_refused)
         local now, is_rare = shard.now, lane.is_rare
         if policy.shared then
             lanes.shared_gate(lane.policy_name or lane.name, policy.shared, lane.place == IDLE
@@ -573,7 +590,9 @@ lanes = part(function(lanes)
         if gate and not was_visited and can_deliver_at(lane.place) then
             return lane.place, 0
         end
-        return gate and not gates.claim(gate) and AT_GATE or RUNNABLE, 0
+        local waits = gate and not gates.claim(gate)
+            and (was_refused or not is_far_ahead(lane, policy, tier_queue, gate))
+        return waits and AT_GATE or RUNNABLE, 0
     end
 
     local function is_elsewhere(lane, policy)
@@ -619,7 +638,7 @@ lanes = part(function(lanes)
     end
 
     -- Move the lane to the place where it belongs now. `was_visited`: by the lease that ends.
-    function lanes.place(lane, was_visited)
+    function lanes.place(lane, was_visited, was_refused)
         local policy = lane.policy or lanes.policy_of(lane)
         lanes.before_move(lane)
         -- in another tier queue or group it begins like a lane that wakes
@@ -639,7 +658,7 @@ lanes = part(function(lanes)
             key_limits.look_at_keys(lane)
         end
         local tier_queue = tier_queues[lane.tier_queue]
-        local place, wake = where(lane, policy, tier_queue, was_visited)
+        local place, wake = where(lane, policy, tier_queue, was_visited, was_refused)
         if lane.is_rare and lane.held_until > 0 and not is_held(lane, policy, place) then
             lanes.hold(lane, 0)
         end

@@ -1223,7 +1223,7 @@ local serving = part(function(serving)
             return 0, true
         end
         local got = visit(lane, tier_queue, room, count_of_lanes, nil, nil, true)
-        calls.visited = calls.visited + 1
+        calls.visited, calls.is_refused[lane] = calls.visited + 1, got == 0
         if got == 0 then
             calls.refused = calls.refused + 1
             if calls.refused >= MOST_REFUSED then
@@ -1971,7 +1971,7 @@ local serving = part(function(serving)
             ahead = 0, refused = 0, visited = 0, is_halted = false,
             -- by gate and tier queue, see `queue_of`; those that lanes have come to; lanes at gates
             -- that deliver nothing more; how often lanes have moved
-            queues = {}, offered = {}, came_to = {}, left_out = {}, moves = {},
+            queues = {}, offered = {}, came_to = {}, left_out = {}, moves = {}, is_refused = {},
             -- the tier queues with shares, what they are owed, and how many messages of their parts
             -- are left; whether lanes of theirs wait only for the slots of workers
             entries = {}, has_runnable = false, missed = {}, yields = true, has_yielded = false,
@@ -1986,7 +1986,7 @@ local serving = part(function(serving)
         deliver_all(choose(topics, pool, room))
         lanes.place_all(calls.missed)
         for _, given in ipairs(calls.order) do
-            lanes.place(given.lane, true)
+            lanes.place(given.lane, true, calls.is_refused[given.lane])
         end
         messages.save()
         gates.save()
