@@ -209,6 +209,21 @@ def test_adapters_of_the_program_change_nothing(
     source.close()
 
 
+def test_a_publication_of_all_tables(server: PostgresServer, opened: Opened) -> None:
+    """The server refuses changes of a published table whose rows it cannot identify."""
+    url = server.database("published")
+    server.execute("CREATE PUBLICATION everything FOR ALL TABLES", "published")
+    engine = opened(url)
+    engine.put(some(3))
+    assert sorted(drain(engine)) == ["m0", "m1", "m2"]
+    without = """
+        SELECT relname FROM pg_class c WHERE relkind = 'r' AND relpersistence = 'p'
+           AND relnamespace = %s::regnamespace AND relreplident <> 'f'
+           AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)"""
+    schema = f"'\"{store_of(engine).schema}\"'"
+    assert server.execute(without % schema, "published") == []
+
+
 def test_settings_of_the_role_change_nothing(server: PostgresServer, opened: Opened) -> None:
     server.execute("CREATE ROLE odd LOGIN SUPERUSER")
     for setting, value in {

@@ -425,6 +425,7 @@ CREATE UNLOGGED TABLE sleeper (channel text NOT NULL, kind text NOT NULL, pool t
     beat timestamptz NOT NULL, PRIMARY KEY (channel, kind, pool));
 CREATE INDEX sleeper_pool ON sleeper (pool);
 CREATE TABLE layout (version int8 NOT NULL, full_us int8 NOT NULL DEFAULT 0);
+ALTER TABLE layout REPLICA IDENTITY FULL;
 CREATE UNLOGGED TABLE reserve (fill name) WITH (fillfactor = 10, autovacuum_enabled = off);
 ALTER TABLE shard SET (fillfactor = 10);
 ALTER TABLE lane SET (fillfactor = 50);
@@ -445,7 +446,8 @@ ALTER TABLE message ALTER body SET STORAGE EXTERNAL;
 )
 _OWN_TABLES += "".join(
     f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey, ADD writes int8 NOT NULL DEFAULT 0, ADD"
-    f" epoch int8 NOT NULL DEFAULT pg_sequence_last_value('turn') / {WRITES_OF_EPOCH};\n"
+    f" epoch int8 NOT NULL DEFAULT pg_sequence_last_value('turn') / {WRITES_OF_EPOCH},"
+    " REPLICA IDENTITY FULL;\n"  # a publication of all tables refuses changes without one
     f"CREATE INDEX {table}_key ON {table} ({key}, epoch DESC);\n"
     for table, key in (EPOCHS | KEYED).items()
 ) + "".join(f"ALTER TABLE {table} SET (fillfactor = 50);\n" for table in KEYED)
