@@ -11,13 +11,17 @@ import sys
 import time
 import traceback
 
-from tests.simulation.fleets import ENGINES, run
+from tests.simulation import fleets, operations
+from tests.simulation.fleets import ENGINES
+
+KINDS = {"fleets": fleets.run, "operations": operations.run}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("seed", type=int, nargs="?", default=1)
     parser.add_argument("--engine", choices=list(ENGINES), default="sqlite")
+    parser.add_argument("--kind", choices=list(KINDS), default="fleets")
     parser.add_argument("--seconds", type=float, default=60.0, help="virtual time; default: 60")
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("-v", "--verbose", action="store_true", help="show the cost of each fleet")
@@ -27,7 +31,7 @@ def main() -> int:
     times: list[float] = []
     for seed in range(options.seed, options.seed + options.count):
         try:
-            fleet = run(seed, options.engine, options.seconds)
+            fleet = KINDS[options.kind](seed, options.engine, options.seconds)
         except Exception as error:
             failed.append(seed)
             print(f"seed {seed}: {error}", flush=True)

@@ -6,23 +6,25 @@ import uuid
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from laneway.cluster.term_store import EngineTerms
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.engines.shared import fairness
-from laneway.engines.sql import rows
+from laneway.engines.sql import purging, rows
 from laneway.engines.sql.lane_cache import LaneCache
-from laneway.message import Message
+from laneway.message import Draft, Message
 from laneway.policy import Gate
 from laneway.schedules import store as schedule_store, times
-from laneway.testing.simulation import Actor, Broken, Chaos, Fleet, Network
+from laneway.testing.simulation import Actor, Broken, Chaos, End, Fleet, Network, Operator
 from laneway.testing.simulation.store import Call
 from laneway.units import SECOND
 from tests.simulation.blocking import blocking, engine_of
 from tests.simulation.elections import Candidate, Elections
 from tests.simulation.fleets import ENGINES, run
+from tests.simulation.operations import Ends, Follower, Handler, Meddler
 from tests.simulation.schedules import SchedulingWorker, install
 
 
@@ -185,3 +187,46 @@ def test_clocks_that_drift_apart() -> None:
     fleet.close()
     assert times == sorted(times)
     assert max(now - clock for now, clock in times) == max(chaos.drifts) * SECOND
+
+
+def test_a_second_purge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A purge removed the notices of what the purge before it had removed."""
+
+    def run() -> None:
+        fleet = a_fleet(1)
+        ends = Ends(fleet.store, fleet.messages)
+        fleet.check(ends)
+        fleet.store.apply("policy_set", "code", "t", {"rate": 2, "burst": 1})
+        fleet.add(Follower(fleet.store, "t", lambda _: Draft("t", b"x"), 5, ends=ends))
+        fleet.add(Handler(fleet.store, 1, lambda _: End(0.2), options={}))
+        fleet.add(Operator(fleet.store, 1.0, [Meddler(fleet.store, ["t"], []).purge]))
+        try:
+            fleet.run(20)
+            fleet.finish()
+        finally:
+            fleet.close()
+
+    run()
+    monkeypatch.setattr(purging, "_to_purge", purging._waiting)
+    with pytest.raises(Broken, match="nobody was told of the ends of"):
+        run()
+
+
+def test_a_history_without_a_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an operator's death wrote was read as what is kept of a message at most once."""
+
+    def run() -> None:
+        fleet = a_fleet(1)
+        fleet.publisher("t", rate=2)
+        fleet.workers(1, behavior=lambda _: End(0.5, "dead"))
+        meddler = Meddler(fleet.store, ["t"], ["delivery"])
+        fleet.add(Operator(fleet.store, 0.5, [meddler.move, meddler.redrive, meddler.change]))
+        try:
+            fleet.run(60)
+        finally:
+            fleet.close()
+
+    run()
+    monkeypatch.setattr(rows.Row, "has_note", property(lambda row: row.deliveries))
+    with pytest.raises(msgspec.ValidationError):
+        run()

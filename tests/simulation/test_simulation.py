@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -16,8 +16,8 @@ from laneway.errors import EngineUnavailable
 from laneway.message import Settlement, SettlementAnswer
 from laneway.testing.simulation import Fleet
 from tests.seeds import seed_for
+from tests.simulation import fleets, operations
 from tests.simulation.fair_fleets import run_fair
-from tests.simulation.fleets import run
 
 LONGER = "LANEWAY_SIMULATE"
 """The variable by which `make simulate` asks for more and longer fleets."""
@@ -42,6 +42,18 @@ MORE_FLEETS = {
     "postgres": 30,
     "model": 100,
 }
+OPERATED = {"sqlite": 4, "sqlite-file": 2, "sqlite-4": 2, "valkey": 2, "valkey-4": 1, "postgres": 1}
+MORE_OPERATED = {
+    "sqlite": 250,
+    "sqlite-file": 100,
+    "sqlite-4": 100,
+    "valkey": 150,
+    "valkey-4": 80,
+    "valkey-moves": 10,
+    "postgres": 20,
+}
+"""Fleets whose operators meddle."""
+
 FAIR, MORE_FAIR = {"sqlite": 1, "model": 1}, {"sqlite": 50, "valkey": 50, "model": 50}
 SECONDS, MORE_SECONDS = 4.0, 60.0
 
@@ -61,7 +73,21 @@ def test_promises_hold(engine: str, number: int) -> None:
     `python -m tests.simulation SEED --engine ENGINE` repeats a fleet.
     """
     seconds = MORE_SECONDS if LONGER in os.environ else SECONDS
-    run(seed_for(LONGER) + number, engine, seconds)
+    fleets.run(seed_for(LONGER) + number, engine, seconds)
+
+
+@pytest.mark.parametrize(
+    ("engine", "number"),
+    [
+        (engine, number)
+        for engine, count in (MORE_OPERATED if LONGER in os.environ else OPERATED).items()
+        for number in range(count)
+    ],
+)
+def test_promises_hold_whatever_operators_do(engine: str, number: int) -> None:
+    """`python -m tests.simulation SEED --kind operations --engine ENGINE` repeats a fleet."""
+    seconds = MORE_SECONDS if LONGER in os.environ else SECONDS
+    operations.run(seed_for(LONGER) + number, engine, seconds)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +104,11 @@ def test_no_topic_starves(engine: str, number: int) -> None:
     assert not any(verdict.is_starved for verdict in judgment.verdicts), judgment.table()
 
 
+@pytest.mark.parametrize("run", [fleets.run, operations.run])
 @pytest.mark.parametrize(
     "engine", ["sqlite", "sqlite-file", "sqlite-4", "valkey", "valkey-4", "postgres"]
 )
-def test_one_seed_gives_one_history(engine: str) -> None:
+def test_one_seed_gives_one_history(engine: str, run: Callable[[int, str, float], Fleet]) -> None:
     """The same seed gives the same calls at the same times, with each fault."""
     reports = [run(7, engine, 5.0) for _ in range(2)]
     assert reports[0].store.calls == reports[1].store.calls

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from laneway.engines.base import HEARTBEAT_TIMEOUT
-from laneway.errors import EngineUnavailable, LanewayError
+from laneway.errors import BadMessage, EngineUnavailable, LanewayError
 from laneway.message import Action, Draft, Lease, Settlement
 from laneway.testing.simulation.clock import Process, Signal
 from laneway.testing.simulation.store import Store
@@ -90,7 +90,8 @@ class Publisher(Actor):
         return msgspec.structs.replace(draft, id=draft.id or f"{self.name}-{number}")
 
     async def _publish(self, draft: Draft) -> None:
-        await self.until_answered("put", [draft])
+        with contextlib.suppress(BadMessage):  # the policy has changed
+            await self.until_answered("put", [draft])
 
 
 class Spool(Publisher):
@@ -104,7 +105,8 @@ class Spool(Publisher):
             await self.clock.sleep(self.clock.exponential(self.BATCH / self.rate))
             batch += 1
             drafts = [self._next() for _ in range(self.clock.random.randint(1, self.BATCH * 2))]
-            await self.until_answered("forward", drafts, spool=self.name, batch=str(batch))
+            with contextlib.suppress(BadMessage):
+                await self.until_answered("forward", drafts, spool=self.name, batch=str(batch))
 
 
 class Worker(Actor):

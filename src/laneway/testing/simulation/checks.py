@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from laneway import headers as control
+from laneway.engines.base import SIGNALS_HEADER
 from laneway.engines.shared.gates import rate_places
-from laneway.message import Draft, Lease, Settlement
-from laneway.policy import Gate, default_burst, gate_names
+from laneway.message import Draft, Lease, Receipt, Settlement
+from laneway.policy import Gate, default_burst, gate_names, matches
 from laneway.testing.simulation.store import Call, Store
 from laneway.topic_groups import group_of
 from laneway.units import SECOND
@@ -66,6 +67,9 @@ class Held:
     deadline: int
     is_open: bool = True
     begun: bool = True
+    at_most_once: bool = False
+    latest: int = 0
+    """When it has run out in any case: the time of the last extension is not known exactly."""
 
 
 @dataclass(slots=True)
@@ -96,41 +100,72 @@ class Messages(Check):
         """By topic and what happened."""
         self.leased_at = 0
         """When somebody leased last, from all shards: the engine takes back leases then."""
+        self.lossy: set[str] = set()
+        """Topics whose policy merges or drops messages, or did."""
+
+    # Policies
+
+    def saw_policy_set(self, call: Call) -> None:
+        """What merged or was dropped under this policy is gone, whatever the policy is later."""
+        del call
+        for topic in {topic for topic, _ in self.fates}:
+            self._look_at_policy(topic)
+
+    saw_policy_reset = saw_policy_set
+
+    def _look_at_policy(self, topic: str) -> None:
+        policy, (base, _, name) = self.store.policy_of(topic), topic.partition("#")
+        subscriptions = self.store.policy_of(base).subscriptions if name else ()
+        expires = any(each.name == name and each.expires_us is not None for each in subscriptions)
+        if policy.merge is not None or policy.on_full == "drop_oldest" or expires:
+            self.lossy.add(topic)
 
     # Accepting
 
     def saw_put(self, call: Call) -> None:
         for draft, receipt in zip(call.arguments[0], call.answer, strict=True):
             self.counts[draft.topic, receipt.outcome] += 1
-            if receipt.outcome == "accepted" and draft.signal is None:
-                self._accept(call, draft, receipt.id)
+            if draft.signal is None and receipt.outcome != "refused":
+                self._accept(call, draft, receipt)
 
     saw_forward = saw_put
 
-    def _accept(self, call: Call, draft: Draft, message_id: str) -> None:
-        policy = self.store.policy_of(draft.topic)
-        topics = [draft.topic] if policy.own_backlog else []
-        topics += [f"{draft.topic}#{each.name}" for each in policy.subscriptions if not each.where]
-        due = max(call.now, draft.at_us or 0) + draft.delay_us
-        for topic in topics:
-            old = self.fates.get((topic, message_id))
-            if (
+    def _accept(self, call: Call, draft: Draft, receipt: Receipt) -> None:
+        policy, topic = self.store.policy_of(draft.topic), draft.topic
+        if policy.own_backlog and receipt.outcome == "accepted":
+            old = self.fates.get((topic, receipt.id))
+            is_new = (
                 old is None
                 or old.end is not None
                 or self._may_be_gone(topic, old, call.now)
-                or self.store.state_of(topic, message_id) == "dead"
-            ):
-                ttl = self.store.policy_of(topic).ttl_us(draft.ttl_us)
-                expires = None if ttl is None else call.least + ttl
-                self.fates[topic, message_id] = Fate(due, expires)
-            elif topic == draft.topic:  # a copy that is left of the first time is the same one
-                raise self.broken(f"{message_id} of {topic} was accepted twice")
+                or self.store.state_of(topic, receipt.id) == "dead"
+            )
+            if not is_new:
+                raise self.broken(f"{receipt.id} of {topic} was accepted twice")
+            self._begin(call, draft, topic, receipt.id)
+        for each in policy.subscriptions:
+            copy = f"{topic}#{each.name}"
+            old = self.fates.get((copy, receipt.id))
+            # A copy may be a duplicate, and it may be put where the message itself merges.
+            is_new = old is None and not each.where and receipt.outcome == "accepted"
+            is_again = (old is None or old.end is not None) and self._is_open(copy, receipt.id)
+            if is_new or is_again:
+                self._begin(call, draft, copy, receipt.id)
+
+    def _begin(self, call: Call, draft: Draft, topic: str, message_id: str) -> None:
+        ttl = self.store.policy_of(topic).ttl_us(draft.ttl_us)
+        expires = None if ttl is None else call.least + ttl
+        due = max(call.now, draft.at_us or 0) + draft.delay_us
+        self.fates[topic, message_id] = Fate(due, expires)
+        self._look_at_policy(topic)
+
+    def _is_open(self, topic: str, message_id: str) -> bool:
+        return self.store.state_of(topic, message_id) in ("waiting", "leased")
 
     def _may_be_gone(self, topic: str, fate: Fate, now: int) -> bool:
         """Whether it may have expired, been dropped, or been merged when another one returned."""
-        policy = self.store.policy_of(topic)
         has_expired = fate.expires is not None and now >= fate.expires
-        return has_expired or policy.merge is not None or policy.on_full == "drop_oldest"
+        return has_expired or topic in self.lossy
 
     # Leases
 
@@ -161,10 +196,12 @@ class Messages(Check):
         fate.deliveries += 1
         self.counts[lease.topic, "delivered"] += 1
         fate.held = self.by_fence[lease.fence] = Held(lease, now, lease.deadline_us)
+        if self.store.policy_of(lease.topic).delivery == "at_most_once":
+            fate.held.at_most_once, fate.end = True, "delivered at most once"
         self._check_later(fate.held)
 
     def _check_later(self, held: Held) -> None:
-        at = held.deadline + BACK_US - self.store.skew_us
+        at = max(held.deadline, held.latest) + BACK_US - self.store.skew_us
         self.store.clock.at(at, partial(self._check_return, held))
 
     def _check_return(self, held: Held) -> None:
@@ -172,7 +209,7 @@ class Messages(Check):
         lease = held.lease
         if not held.is_open:
             self.by_fence.pop(lease.fence, None)
-        elif held.deadline + BACK_US > min(self.store.now, self.leased_at):
+        elif max(held.deadline, held.latest) + BACK_US > min(self.store.now, self.leased_at):
             self.store.clock.after(1, partial(self._check_later, held))
         elif self.store.policy_of(lease.topic).merge is not None:
             pass  # it may have joined another message, whose lease the store names for it
@@ -189,6 +226,7 @@ class Messages(Check):
             self._check_answer(call.now, held, is_held=is_held, what="extended")
             if held is not None and is_held:
                 held.deadline = max(held.deadline, call.least + by_us)
+                held.latest = max(held.latest, call.now + by_us)
 
     def saw_settle(self, call: Call) -> None:
         for number, (settlement, answer) in enumerate(
@@ -199,16 +237,31 @@ class Messages(Check):
             self._check_answer(call.now, held, is_held=is_held, what="settled")
             if is_held and held is not None:
                 self._settle(held, settlement, answer)
-                if answer in ("acked", "died"):
-                    for draft in (call.options.get("publish") or {}).get(number, ()):
-                        self.fates.setdefault((draft.topic, draft.id or ""), Fate(call.now))
+                # The generated id of a message is used with at most once.
+                if answer in ("acked", "died") and not held.at_most_once:
+                    self._follow(call, number, held.lease.id)
+
+    def _follow(self, call: Call, number: int, message_id: str) -> None:
+        """What a settlement publishes is accepted with it, or was before."""
+        for n, draft in enumerate((call.options.get("publish") or {}).get(number, ())):
+            name = draft.id or f"{message_id}:{n}"
+            policy = self.store.policy_of(draft.topic)
+            topics = [draft.topic] if policy.own_backlog else []
+            topics += [
+                f"{draft.topic}#{each.name}" for each in policy.subscriptions if not each.where
+            ]
+            for topic in topics:
+                old = self.fates.get((topic, name))
+                if old is None or (old.end is not None and self._is_open(topic, name)):
+                    self._begin(call, draft, topic, name)
 
     def _settle(self, held: Held, settlement: Settlement, answer: str) -> None:
         held.is_open, held.begun = False, settlement.begun
         topic = held.lease.topic
         self.counts[topic, answer] += 1
-        if answer in ("acked", "died"):
-            self.fates[topic, held.lease.id].end = answer
+        fate = self.fates[topic, held.lease.id]
+        if answer in ("acked", "died") and fate.held is held:  # else its id was published again
+            fate.end = answer
 
     def _check_answer(self, now: int, held: Held | None, *, is_held: bool, what: str) -> None:
         """A lease is valid until it ends, and never again."""
@@ -232,6 +285,13 @@ class Messages(Check):
         if fate is not None and call.answer in ("cancelled", "aborted"):
             self._end(fate, "cancelled")
 
+    def saw_topic_delete(self, call: Call) -> None:
+        """Its leases have ended, of messages that had ended before too."""
+        for held in self.by_fence.values():
+            if held.lease.topic == call.arguments[0]:
+                held.is_open = False
+        self.saw_topic_purge(call)
+
     def saw_topic_purge(self, call: Call) -> None:
         topic = call.arguments[0]
         for (each, message_id), fate in self.fates.items():
@@ -239,19 +299,32 @@ class Messages(Check):
             if is_open and self.store.state_of(topic, message_id) in ("unknown", "finished"):
                 self._end(fate, "purged")
 
-    saw_topic_delete = saw_topic_purge
-
     @staticmethod
     def _end(fate: Fate, end: str) -> None:
         fate.end = end
         if fate.held is not None:
             fate.held.is_open = False
 
+    def saw_message_move(self, call: Call) -> None:
+        if call.answer == "moved" and call.options["to"] == "dead":
+            fate = self.fates.get((call.arguments[1], call.arguments[0]))
+            if fate is not None:
+                fate.end = "died"
+
     def saw_dead_redrive(self, call: Call) -> None:
-        del call
         for (topic, message_id), fate in self.fates.items():
             if fate.end == "died" and self.store.state_of(topic, message_id) == "waiting":
                 fate.end = None
+                ttl = self.store.policy_of(topic).ttl_us(None)
+                fate.expires = None if ttl is None else call.least + ttl
+
+    def saw_dead_drop(self, call: Call) -> None:
+        """Some had died without a settlement: their leases ran out, or their ttl."""
+        left = call.answer
+        for (topic, message_id), fate in self.fates.items():
+            may_be = left and fate.end is None and call.arguments[0] in (None, topic)
+            if may_be and self.store.state_of(topic, message_id) == "unknown":
+                fate.end, left = "dropped", left - 1
 
     # At the end
 
@@ -320,6 +393,8 @@ class Limits(Check):
         self.messages = messages
         self.shared: dict[str, Gate] = {}
         """The limits of gates and groups, by "gate NAME" and "group NAME"."""
+        self.has_fixed_keys = True
+        """Whether no policy changes how keys are limited; else they are not checked."""
         self._limits: dict[str, _Limit] = defaultdict(_Limit)
 
     def saw_gate_set(self, call: Call) -> None:
@@ -327,6 +402,9 @@ class Limits(Check):
 
     def saw_topic_group_set(self, call: Call) -> None:
         self.shared[f"group {call.arguments[0]}"] = call.arguments[1]
+
+    def saw_gate_reset(self, call: Call) -> None:
+        self._limits[f"gate {call.arguments[0]}"].grants.clear()
 
     def saw_topic_delete(self, call: Call) -> None:
         """Its leases have ended, and its rates begin again."""
@@ -366,7 +444,7 @@ class Limits(Check):
         for name in names:
             gate = self.shared.get(name, Gate())
             yield name, gate.rate, gate.burst, gate.concurrency
-        if lease.key is not None:
+        if lease.key is not None and self.has_fixed_keys:
             most = 1 if policy.serial is not None else policy.key_concurrency
             rate = policy.key_rate if policy.serial is None else None
             yield f"key {lease.topic} {lease.key}", rate, None, most
@@ -405,13 +483,32 @@ class Order(Check):
             if receipt.outcome != "accepted" or draft.key is None or draft.signal is not None:
                 continue
             is_plain = not (draft.delay_us or draft.at_us or draft.priority or draft.at_front)
-            if is_plain and self.store.policy_of(draft.topic).serial == "hold":
+            waits = SIGNALS_HEADER in (draft.headers or {})
+            if is_plain and not waits and self.store.policy_of(draft.topic).serial == "hold":
                 order = self._accepted[draft.topic, draft.key]
                 if receipt.id in order:  # published again after its end
                     order.remove(receipt.id)
                 order.append(receipt.id)
 
     saw_forward = saw_put
+
+    def saw_policy_set(self, call: Call) -> None:
+        """Messages from before another policy have their own order."""
+        self._forget(call.arguments[1])
+
+    saw_policy_reset = saw_policy_set
+
+    def saw_dead_redrive(self, call: Call) -> None:
+        """What an operator moves comes last."""
+        self._forget(call.arguments[0])
+
+    def saw_message_move(self, call: Call) -> None:
+        self._forget(call.arguments[1])
+
+    def _forget(self, pattern: str | None) -> None:
+        for topic, key in list(self._accepted):
+            if pattern is None or matches(pattern, topic):
+                del self._accepted[topic, key]
 
     def saw_lease(self, call: Call) -> None:
         for lease in call.answer.leases:
@@ -424,6 +521,7 @@ class Order(Check):
                 )
 
     def _has_ended(self, topic: str, message_id: str) -> bool:
-        if self.messages.fates[topic, message_id].end is not None:
+        fate = self.messages.fates.get((topic, message_id))
+        if fate is None or fate.end is not None:
             return True
         return self.store.state_of(topic, message_id) not in ("waiting", "leased")
