@@ -13,6 +13,7 @@ from laneway import headers as control
 from laneway.engines.base import (
     BACK_OFF_FIRST_US,
     BACK_OFF_MAX_US,
+    FLOW_HEADER,
     FORWARDED_US,
     HOUSEKEEPING_LIMIT,
     MOST_SPARE_DROPS,
@@ -366,7 +367,9 @@ class Engine(Lanes):
             return Receipt(draft.id, draft.topic, "duplicate")
         merges_by = (
             merge_key(draft.key, draft.body)
-            if policy.merge and not signals_needed(draft.headers)
+            if policy.merge
+            and not signals_needed(draft.headers)
+            and FLOW_HEADER not in (draft.headers or {})
             else None
         )
         name, rule = self._lane_name(

@@ -373,6 +373,19 @@ def test_flows_under_every_policy(make_app: MakeApp, policy: dict[str, Any]) -> 
     assert [check for check in app.engine.doctor() if not check.ok] == []
 
 
+@pytest.mark.parametrize("merge", ["first", "last", "all"])
+def test_steps_are_not_merged(make_app: MakeApp, merge: Any) -> None:
+    """Each of two flows with equal first steps ends, and so does a call that is equal to these."""
+    tasks = Tasks(make_app())
+    tasks.app.policy("flow.*", merge=merge)
+    call = tasks.double.s(2).set(topic="flow.1", key="k")
+    flow = chain(call, tasks.add.s(1))
+    calls = [call.clone(), flow.clone(), flow.clone(), call.clone()]
+    jobs = [each.enqueue() for each in calls]
+    tasks.app.run_worker(burst=True)
+    assert [job.get(timeout=SOON) for job in jobs] == [4, 5, 5, 4]
+
+
 def test_flows_in_the_tests_of_a_program() -> None:
     t = Tasks(Laneway("sqlite://"))
     flow = t.add.s(1, 1) | group(t.add.s(10), t.double.s()) | t.total.s()

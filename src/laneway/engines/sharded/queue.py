@@ -33,7 +33,12 @@ from laneway.engines.sharded.splitting import (
 )
 from laneway.engines.sharded.visits import Visits
 from laneway.engines.shared.copies import copies_of, count_copies
-from laneway.engines.shared.refusals import backlog_full_with_ack, check_draft, check_names
+from laneway.engines.shared.refusals import (
+    backlog_full_with_ack,
+    check_draft,
+    check_names,
+    may_merge,
+)
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable
 from laneway.message import (
     Batch,
@@ -644,7 +649,7 @@ def waits_for_signals(draft: Draft) -> bool:
 
 def merges(draft: Draft, route: Route) -> bool:
     """Whether the message may be merged."""
-    return route.policy.merge is not None and draft.signal is None and not waits_for_signals(draft)
+    return route.policy.merge is not None and draft.signal is None and may_merge(draft)
 
 
 def spread_of(draft: Draft, route: Route) -> int | None:

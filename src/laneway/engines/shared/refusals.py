@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from laneway import headers as control
-from laneway.engines.base import SIGNALS_HEADER
+from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import BadMessage, UsageError
 from laneway.message import Action, Draft, Receipt
 from laneway.policy import Gate, Resolved
@@ -103,6 +103,15 @@ def check_names(draft: Draft) -> None:
     """Raise BadMessage for a key or an id with NUL, which not every database can keep."""
     if "\0" in (draft.key or "") or "\0" in (draft.id or ""):
         raise BadMessage(f"message to {draft.topic}: its key and id must not contain NUL")
+
+
+def may_merge(draft: Draft) -> bool:
+    """
+    Whether a policy may merge the message: not if it waits for signals, and not if it is a step of
+    a flow, because the steps after it would never run.
+    """
+    headers = draft.headers
+    return headers is None or not (SIGNALS_HEADER in headers or FLOW_HEADER in headers)
 
 
 def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:

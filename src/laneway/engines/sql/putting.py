@@ -28,6 +28,7 @@ from laneway.engines.shared.refusals import (
     check_cost,
     check_draft,
     explicit_due,
+    may_merge,
 )
 from laneway.engines.shared.states import (
     ASLEEP,
@@ -206,7 +207,7 @@ class _Intake:
     def _entry(self, draft: Draft, policy: Resolved) -> _Entry:
         """Determine the lane and the merge key of a message."""
         mkey = None
-        if policy.merge is not None and not (_is_blocked(draft) or draft.own):
+        if policy.merge is not None and may_merge(draft) and not draft.own:
             mkey = merge_key(draft)
         if policy.partitions == 1 and policy.buckets is None:
             return draft, policy, draft.topic, draft.topic, mkey

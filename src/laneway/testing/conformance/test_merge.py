@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from laneway.engines.base import FLOW_HEADER
 from laneway.message import Draft
 from laneway.policy import Tier
 from laneway.testing.engine_driver import EngineDriver
@@ -156,3 +159,16 @@ def test_what_expires_together_keeps_its_order_if_a_lease_ends_before(driver: En
     driver.later(10)
     driver.engine.tick(now_us=driver.now)
     assert [view.id for _, view in driver.engine.dead_list("a")] == [first.id, last.id]
+
+
+@pytest.mark.parametrize("merge", ["first", "last", "all"])
+def test_steps_of_flows_do_not_merge(driver: EngineDriver, merge: str) -> None:
+    """The steps after them would never run."""
+    driver.policy("a", merge=merge, window=1)
+    for headers in ({}, {FLOW_HEADER: "1"}, {FLOW_HEADER: "1"}, {}):
+        driver.put("a", "x", key="k", headers=headers)
+    leases = [*driver.lease(), *driver.lease(after=1)]
+    steps = [lease for lease in leases if FLOW_HEADER in (lease.headers or {})]
+    assert (len(leases), len(steps)) == (3, 2)
+    driver.settle(steps, "retry", delay_us=0)
+    assert len(driver.lease()) == 2
