@@ -21,6 +21,9 @@ TIERS = {"high": Tier(6), "mid": Tier(3), "low": Tier(1)}
 SHORTEST, LONGEST = 0.6, 1.4
 """The shortest and the longest time of a handler, by its mean."""
 
+UNEVEN = 1_000_000
+"""From this seed on, the topics of a case differ much in their costs, weights or times."""
+
 KINDS_OF_KEYS = ("key_rate", "key_concurrency", "serial")
 
 
@@ -52,7 +55,7 @@ class Case:
 
 def draw_case(seed: int) -> Case:
     """Draw the case with this seed."""
-    return _Drawing(seed).case()
+    return _Uneven(seed).case() if seed >= UNEVEN else _Drawing(seed).case()
 
 
 class _Drawing:
@@ -164,6 +167,32 @@ class _Drawing:
         return self.draw.choice(
             ([(0.0, second)], [(first, LENGTH)], [(0.0, first), (second, LENGTH)])
         )
+
+
+class _Uneven(_Drawing):
+    """Costs, weights or times of handlers that differ much between the topics of a case."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.kind = self.draw.choice(("costs", "weights", "times"))
+
+    def _gate(self) -> Gate:
+        gate = super()._gate()
+        return replace(gate, rate=gate.rate and 8 * gate.rate) if self.kind == "costs" else gate
+
+    def _group(self) -> Group:
+        group = super()._group()
+        return replace(group, rate=group.rate and 8 * group.rate) if self.kind == "costs" else group
+
+    def _topic(self, name: str, gates: list[str], groups: list[str], tiers: list[str]) -> Topic:
+        topic = super()._topic(name, gates, groups, tiers)
+        if self.kind == "weights":
+            return replace(topic, weight=self.draw.choice((0.01, 0.05, 1.0, 1.0, 20.0, 100.0)))
+        if self.kind == "costs":
+            rate = topic.rate and 8 * topic.rate
+            return replace(topic, cost=self.draw.choice((1, 1, 10, 50)), rate=rate)
+        rate = topic.rate or self._between(1.0, 6.0)
+        return replace(topic, seconds=self.draw.choice((0.005, 0.05, 0.3, 1.0, 5.0)), rate=rate)
 
 
 def rated(system: System) -> Iterator[tuple[str, float, list[Topic]]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fairness.cases import UNEVEN
 from tests.fairness.judging import MAY_MISS, MAY_MISS_SHARDED
 from tests.fairness.running import ENGINES, run_case, simulated
 from tests.seeds import seed_for
@@ -77,3 +78,15 @@ def test_a_gate_where_a_hold_has_changed_is_looked_at_again(engine: str, seed: i
     another lane took the hold over, in 97 a gate whose first lane had gone to another one.
     """
     assert simulated(seed, engine).deliveries == simulated(seed, "model").deliveries
+
+
+@pytest.mark.parametrize("engine", ["model", "sqlite", "valkey"])
+def test_uneven_weights(engine: str) -> None:
+    """A topic got 0.17: one of a small weight was first at its gate long before its turn."""
+    assert not any(verdict.is_starved for verdict in run_case(UNEVEN + 53, engine).verdicts)
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "valkey"])
+def test_a_lane_that_waits_for_permits_keeps_its_turn(engine: str) -> None:
+    """It stays at its gate, and does not come there again, on each engine."""
+    assert simulated(UNEVEN + 8, engine).deliveries == simulated(UNEVEN + 8, "model").deliveries

@@ -364,15 +364,19 @@ class Gates:
         keeps its permits for it, if it is its turn: a tier may serve it before that of another one.
         """
         to = max(short, key=lambda gate: self._time_to_open(gate, lane, cost))
-        is_free = self.now >= to.held_until or to.need < cost
-        if to.holder == lane.number or (is_free and self._is_turn(call, lane, to.name)):
+        is_held = self.now < to.held_until
+        is_free = not is_held or to.need < cost
+        if (is_held and to.holder == lane.number) or (
+            is_free and self._is_turn(call, lane, to.name)
+        ):
             self._hold(to, lane, cost, HOLD_US)
         if lane.place == "at_gate":
             wait = self._time_to_open(to, lane, cost)
             for name in lane.gates:
                 if name != to.name:
                     self._hold_for(lane, self.gates[name], wait, cost)
-            self._come_to_gate(lane, to.name)
+            if to.name != lane.gate:
+                self._come_to_gate(lane, to.name)
 
     def _pass_gates(
         self, lane: Lane, names: Sequence[str], costs: Sequence[int], weight: float

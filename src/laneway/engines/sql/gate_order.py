@@ -195,7 +195,9 @@ def wait_for_permits(
     """
     now, number = tx.now, lane.lane
     to = max(short, key=lambda state: state.time_to_open(now, number, cost))
-    if to.holder == number or ((not to.is_held(now) or to.need < cost) and is_turn(lane, to)):
+    if (to.is_held(now) and to.holder == number) or (
+        (not to.is_held(now) or to.need < cost) and is_turn(lane, to)
+    ):
         to.hold(now, number, entry_turn(tx, lane, to), cost, gates.HOLD_US)
         tx.touch_gate(to)
     if not lane.gates_key:

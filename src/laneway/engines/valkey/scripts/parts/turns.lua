@@ -222,8 +222,9 @@ local turns = part(function(turns)
     -- The lane waits at the gate that has enough permits last, and keeps them if it is its turn.
     function turns.wait_for_permits(lane, short, is_turn, cost)
         local last = last_to_open(lane, short, cost)
-        local is_free = shard.now >= last.held_until or last.need < cost
-        if last.holder == lane.number or (is_free and is_turn(lane, last)) then
+        local is_held = shard.now < last.held_until
+        if (is_held and last.holder == lane.number)
+            or ((not is_held or last.need < cost) and is_turn(lane, last)) then
             gates.hold(last, lane, turns.of_entry(lane, last), cost, HELD_FOR)
         end
         if turns.of(lane).waits then
@@ -231,7 +232,9 @@ local turns = part(function(turns)
             for _, gate in ipairs(others(lane, last)) do
                 hold_for(lane, gate, wait, cost)
             end
-            turns.come(lane, last.name)
+            if turns.of(lane).waits ~= last.name then
+                turns.come(lane, last.name)
+            end
         end
     end
 
