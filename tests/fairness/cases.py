@@ -21,7 +21,7 @@ TIERS = {"high": Tier(6), "mid": Tier(3), "low": Tier(1)}
 SHORTEST, LONGEST = 0.6, 1.4
 """The shortest and the longest time of a handler, by its mean."""
 
-UNEVEN = 1_000_000
+UNEVEN = 1 << 32
 """From this seed on, the topics of a case differ much in their costs, weights or times."""
 
 KINDS_OF_KEYS = ("key_rate", "key_concurrency", "serial")
@@ -55,7 +55,7 @@ class Case:
 
 def draw_case(seed: int) -> Case:
     """Draw the case with this seed."""
-    return _Uneven(seed).case() if seed >= UNEVEN else _Drawing(seed).case()
+    return _Uneven(seed - UNEVEN).case() if seed >= UNEVEN else _Drawing(seed).case()
 
 
 class _Drawing:

@@ -83,10 +83,11 @@ def test_a_gate_where_a_hold_has_changed_is_looked_at_again(engine: str, seed: i
 @pytest.mark.parametrize("engine", ["model", "sqlite", "valkey"])
 def test_uneven_weights(engine: str) -> None:
     """A topic got 0.17: one of a small weight was first at its gate long before its turn."""
-    assert not any(verdict.is_starved for verdict in run_case(UNEVEN + 53, engine).verdicts)
+    assert not any(verdict.is_starved for verdict in run_case(UNEVEN + 1_000_053, engine).verdicts)
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "valkey"])
 def test_a_lane_that_waits_for_permits_keeps_its_turn(engine: str) -> None:
     """It stays at its gate, and does not come there again, on each engine."""
-    assert simulated(UNEVEN + 8, engine).deliveries == simulated(UNEVEN + 8, "model").deliveries
+    seed = UNEVEN + 1_000_008
+    assert simulated(seed, engine).deliveries == simulated(seed, "model").deliveries
