@@ -87,7 +87,7 @@ def test_uneven_weights(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "valkey"])
-def test_a_lane_that_waits_for_permits_keeps_its_turn(engine: str) -> None:
-    """It stays at its gate, and does not come there again, on each engine."""
+def test_a_lane_that_waits_for_permits_earns_no_credit(engine: str) -> None:
+    """It comes to its gate again, behind what others reached meanwhile, on each engine."""
     seed = UNEVEN + 1_000_008
     assert simulated(seed, engine).deliveries == simulated(seed, "model").deliveries

@@ -375,8 +375,7 @@ class Gates:
             for name in lane.gates:
                 if name != to.name:
                     self._hold_for(lane, self.gates[name], wait, cost)
-            if to.name != lane.gate:
-                self._come_to_gate(lane, to.name)
+            self._come_to_gate(lane, to.name)
 
     def _pass_gates(
         self, lane: Lane, names: Sequence[str], costs: Sequence[int], weight: float

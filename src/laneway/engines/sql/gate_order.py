@@ -211,8 +211,7 @@ def wait_for_permits(
 
 
 def _go(tx: Transaction, lane: Lane, gate: GateState) -> None:
-    if lane.gate == gate.name:
-        return
+    """The lane comes to a gate, perhaps the one where it waits: it earns no credit there."""
     tx.moves_at_gate(lane)
     leave(tx, lane)
     wait_at(tx, lane, gate)

@@ -232,9 +232,7 @@ local turns = part(function(turns)
             for _, gate in ipairs(others(lane, last)) do
                 hold_for(lane, gate, wait, cost)
             end
-            if turns.of(lane).waits ~= last.name then
-                turns.come(lane, last.name)
-            end
+            turns.come(lane, last.name)
         end
     end
 
