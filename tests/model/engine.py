@@ -1252,7 +1252,7 @@ class Engine(Lanes):
         self.now = self._time(now_us)
         ended: list[Lane] = []
         answers = [self._settle(settlement, ended) for settlement in settlements]
-        for lane in ended:
+        for lane in sorted(set(ended), key=lambda lane: lane.number):
             self._place(lane)
         for settlement, answer in zip(settlements, answers, strict=True):
             if (
