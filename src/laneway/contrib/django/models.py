@@ -36,7 +36,7 @@ class DeadLetter(_Model):
     class Meta(_Model.Meta):
         managed = False
         verbose_name = "dead letter"
-        default_permissions = ("view", "change", "delete")
+        default_permissions: tuple[str, ...] = ("view", "change", "delete")
 
 
 class Dashboard(_Model):
@@ -45,7 +45,7 @@ class Dashboard(_Model):
     class Meta(_Model.Meta):
         managed = False
         verbose_name = verbose_name_plural = "dashboard"
-        default_permissions = ("view", "change")
+        default_permissions: tuple[str, ...] = ("view", "change")
 
 
 class Outbox(_Model):
