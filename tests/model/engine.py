@@ -645,7 +645,7 @@ class Engine(Lanes):
                 self._mix(call)
             else:
                 self._serve_topics(call, topics, pool, n)
-            for lane in call.visited:
+            for lane in dict.fromkeys(call.visited):
                 self._place(lane, was_visited=True, was_refused=lane in call.refused)
             wake = self._next_wake()
             if call.leases or wake != self.now or left <= 0:
