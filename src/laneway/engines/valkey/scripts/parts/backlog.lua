@@ -1,6 +1,4 @@
 -- Backlog limits of topics and of the namespace.
---
--- uses: lanes, plain, messages
 
 local backlog = part(function(backlog)
     local MOST_RANKS = 403

@@ -7,8 +7,6 @@
 -- subscription is unused. `copied.first_left`: from which position copies are left, see
 -- left_copies.lua; nil: none is. `copied.name`: the id that the left ones get, if a settlement
 -- publishes them. `copied.are_left`: the call has nothing but copies that were left.
---
--- uses: policies, tallies, lanes, plain, messages, ids, merging, backlog
 
 local copies = part(function(copies)
     local last, verdict -- of the message whose copies follow: the last copy; why none is accepted

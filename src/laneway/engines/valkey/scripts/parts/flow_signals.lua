@@ -1,7 +1,5 @@
 -- Messages that wait for signals: delayed until the year 2200, or until they have received the
 -- number of signals in their header. `w:N` has the numbers of the signals that were received.
---
--- uses: policies, lanes, messages, ids, merging
 
 local UNTIL_SIGNALLED = 7258118400000000
 

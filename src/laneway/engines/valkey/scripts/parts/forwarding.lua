@@ -1,7 +1,5 @@
 -- Batches of spools: each is stored once, however often it is repeated.
 --
--- uses: intake
---
 -- forwarded: spool → {batch, time, keys}: which messages of its last batch this shard has taken.
 -- A new spool looks at a few others, and forgets those that are too old: so their number stays in
 -- proportion to the spools in use, without an index. The field '' has the place of the next look.

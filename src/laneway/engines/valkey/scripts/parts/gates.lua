@@ -26,8 +26,6 @@
 -- A grant is {rate, burst, concurrency, false, false, out of, false, start, finish, left}. The last
 -- three are the shard's turn, see sharded/grants.py: virtual times, and how many deliveries are
 -- left of it; false: no turn.
---
--- uses: fairness, adaptive, policies, writes, groups, lanes
 
 local lanes -- defined in lanes.lua, which uses gates
 

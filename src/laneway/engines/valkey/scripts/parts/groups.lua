@@ -9,8 +9,6 @@
 -- `inner_vt`: the virtual time of the lane that was served last in it; `size`, `runnable`: how many
 -- lanes it has, and how many of them are. `group_turns:N` has for each gate that its lanes have
 -- waited at: the group's turn, that of its lane served last, how many lanes wait there.
---
--- uses: writes
 
 local GROUP = '\29' -- before the names of groups where they are beside lanes
 local TOPIC_GATE = '\28' -- before the name of a topic in that of the gate that its partitions share

@@ -1,7 +1,5 @@
 -- What the clock causes: due messages, leases that run out, ttl, retention, sweeps of changed
 -- patterns, lanes that wake.
---
--- uses: writes, gates, lanes, messages, key_limits, ids, merging, settling
 
 local housekeeping = part(function(housekeeping)
     local LAST = '\244\143\191\191' -- sorts behind every name

@@ -2,8 +2,6 @@
 -- hash `i:TOPIC` has the message's number, or "f" and the time until which the id is known (0:
 -- forever). `ids_until` has the times at which these are forgotten. `aliases` has the topics of
 -- generated ids that name another message now, because they joined it or were used again.
---
--- uses: fairness, policies, writes, messages
 
 ids = part(function(ids)
     local STICKY = 24 * 3600 * SECOND

@@ -1,6 +1,4 @@
 -- Accepting a batch of messages.
---
--- uses: lanes, plain, putting, copies, left_copies
 
 local intake = part(function(intake)
     -- A lane that had ready messages keeps its place: more of them change nothing. (A merge may

@@ -10,8 +10,6 @@
 --
 -- A slot is the name of a key here and in leases: SLOT, the lane's number, ":" and the topic if it
 -- is in a bucket, \0, and the key.
---
--- uses: fairness, writes, lanes, messages
 
 key_limits = part(function(key_limits)
     local SLOT = '\1'

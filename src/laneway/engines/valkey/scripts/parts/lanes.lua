@@ -25,15 +25,12 @@
 -- stopped it. `owes`: the cost of the last message that was delivered, 0 if it was 1.
 --
 -- `gate`: the gates that it goes through, see turns.lua.
---
--- uses: fairness, adaptive, policies, writes, groups, gates, turns, crc, tallies, key_limits
 
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane has a record
 -- the assumed cost of a message before one is known
 local DEFAULT_MEAN = SECOND
 local RATE_WINDOW = 10 * SECOND
-local SMALL_WEIGHT = 0.25 -- as in Python
 local PARTITION, BUCKET = '\31', '\30'
 
 local key_limits -- defined in key_limits.lua, which uses `lanes`
@@ -544,6 +541,7 @@ lanes = part(function(lanes)
         end
     end
 
+    local SMALL_WEIGHT = 0.25 -- as in Python
     -- Whether the tier serves the lane, or its group, so late that a gate whose first lane it is
     -- would have to wait for it: it stays in the order of its tier.
     local function is_far_ahead(lane, policy, tier_queue, key)

@@ -8,8 +8,6 @@
 -- For example, a message and its 1,000 copies are not plain, so each counts 6, and a call puts at
 -- most 400: the message and 65 copies. 935 are left, in 15 chunks. Only copies of a message that is
 -- alone in its call are left: else later messages of the call would come before them.
---
--- uses: messages, putting, copies
 
 local left_copies = part(function(left_copies)
     -- What a copy takes, about, and the most that a call, or a chunk, has.

@@ -1,7 +1,5 @@
 -- Merging messages with the same merge key: on publish, and when a leased message returns while
 -- another one waits. Example: merging.py; rules: "Arriving" in docs/specification.md.
---
--- uses: policies, writes, lanes, messages, key_limits, ids
 
 local merging = part(function(merging)
     local MAX_WAIT_WINDOWS = 10

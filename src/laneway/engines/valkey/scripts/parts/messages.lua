@@ -19,8 +19,6 @@
 -- `o:N` has the messages of a lane whose sequence numbers may be out of the lane's order, for the
 -- cursors. Of topics in buckets, `t:TOPIC` has all messages that wait ("r", "d", "p") or are leased
 -- ("l"), and `folded` the topics.
---
--- uses: fairness, policies, writes, lanes, plain, results, key_limits, ids
 
 local READY, DELAYED, PARKED, DEAD = 0, 1, 2, 3
 local NO, HOLD, YIELD = 0, 1, 2 -- serial

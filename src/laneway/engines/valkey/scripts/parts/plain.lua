@@ -1,8 +1,6 @@
 -- The plain messages of a lane, in the order of their arrival: the first are in a list of numbers,
 -- the last few in the lane's record (`latest`), from where they move to the list together. Most
 -- lanes never need the list, and a command for each message would be the largest cost.
---
--- uses: lanes
 
 local plain = part(function(plain)
     -- lanes with more messages (`arrived`) than their records have room for

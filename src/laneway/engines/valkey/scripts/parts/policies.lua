@@ -11,8 +11,6 @@
 -- (`orders.*#audit`), there or above: so the first one that is found is the whole one. The entry
 -- `#` of the hash has these names. `consumed`: the pool is that of one consumer, whatever a topic's
 -- own policy says.
---
--- uses: fairness
 
 local policies = part(function(policies)
     local FIELDS = {

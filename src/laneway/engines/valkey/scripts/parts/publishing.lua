@@ -1,6 +1,4 @@
 -- Messages that settlements publish. Each has a sticky id: its own, or one of its parent's.
---
--- uses: undo, policies, messages, putting, left_copies, intake, settling
 
 local publishing = part(function(publishing)
     local ENDS = { ack = true, dead = true }

@@ -1,6 +1,4 @@
 -- Accepting a message.
---
--- uses: policies, groups, gates, lanes, plain, messages, ids, merging, flow_signals, backlog
 
 local putting = part(function(putting)
     local SERIAL = { hold = HOLD, yield = YIELD }

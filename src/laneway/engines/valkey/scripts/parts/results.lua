@@ -2,8 +2,6 @@
 -- deletes on its own. The name (`result_name` in Python) is made of the message's topic and id.
 -- Each has a channel of its own, on which changes are notified. `g:ID` is the topic of an outcome
 -- whose id was generated: it is found by its id alone.
---
--- uses: policies, crc
 
 local results = part(function(results)
     local end_notices = {}

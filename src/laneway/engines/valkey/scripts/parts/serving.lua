@@ -5,9 +5,6 @@
 -- A line is what can deliver in a tier queue, in order: its runnable lanes, its groups, and its
 -- open gates by the position of the first lane there. The gates at which the first lane belongs to
 -- a group are in the order of that group.
---
--- uses: fairness, adaptive, policies, writes, groups, gates, turns, tallies, lanes, plain,
---   messages, key_limits, ids, settling
 
 local serving = part(function(serving)
     -- messages that the worker cannot start yet are delivered in steps, so that tiers end near

@@ -2,9 +2,6 @@
 --
 --   held     → settled by its fence (acked, retried, died, released), or run out after `deadline`
 --   gone     its topic was deleted: only the mark is left, for the answer "gone"
---
--- uses: fairness, adaptive, policies, writes, groups, gates, lanes, results, messages,
---   key_limits, ids, merging
 
 local settling = part(function(settling)
     local BACK_OFF_FIRST, BACK_OFF_MAX = SECOND, 300 * SECOND

@@ -11,8 +11,6 @@
 --
 -- `left` counts what left the backlog other than by a delivery, less what came back: so what waits
 -- is published - delivered - left, and the usual calls change one counter each.
---
--- uses: policies, recent
 
 local tallies = part(function(tallies)
     local MOST, OTHER = 100, '(other)'

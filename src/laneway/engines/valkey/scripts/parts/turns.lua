@@ -9,8 +9,6 @@
 -- The field `gate` of a lane: its record, "" if the lane never was at a gate, or once it is needed
 -- {waits: the name of the gate where it waits, false: at none; key: all gates that it goes through;
 -- turns: by name}.
---
--- uses: fairness, groups, gates
 
 local turns = part(function(turns)
     local HELD_FOR = 60 * SECOND

@@ -9,8 +9,6 @@
 -- them to it at once: it publishes LEASED, to learn whether somebody listens, and then what was
 -- leased (or the shard's number, if there is nothing to lease after all). So the worker needs no
 -- call of its own. valkey/wakeup.py has an example.
---
--- uses: fairness, writes, gates, tallies, lanes, results, messages, intake, next_wake, serving
 
 local wakeup = part(function(wakeup)
     local TRIES, MOST_CHOOSY = 8, 256
