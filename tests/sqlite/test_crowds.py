@@ -152,20 +152,29 @@ def lease_all(engine: FullEngine, topic: str) -> list[Lease]:
 def test_a_lease_of_large_bodies_is_small() -> None:
     """Its caller leases again; one body that is larger than a lease is delivered alone."""
     engine = with_leases(0, lambda engine: engine.policy_set("code", "*", {"max_body": 1 << 24}))
-    engine.put([Draft("large", bytes(1 << 20))] * 20)
+    engine.put([Draft("large", bytes(1 << 20))] * 21)
+    assert len(engine.lease(1).leases) == 1
     sizes = []
     while (batch := engine.lease(1_000)).leases:
         sizes.append(len(batch.leases))
         assert (batch.next_wake_us == batch.now_us) == (sum(sizes) < 20)
     assert sizes == [7, 7, 6]
-    engine.put([Draft("huge", bytes(LEASE_BYTES + 1))] * 2)
-    assert [len(engine.lease(5).leases) for _ in range(3)] == [1, 1, 0]
+    engine.put([Draft("huge", bytes(LEASE_BYTES + 1))] * 3)
+    assert [len(engine.lease(n).leases) for n in (1, 5, 5, 5)] == [1, 1, 1, 0]
     engine.put([Draft("small", b"x")] * 5_000)
     sizes = []
     while leases := engine.lease(1_000).leases:
         sizes.append(len(leases))
     assert sizes[:8] == [1 << n for n in range(8)], "the size that is expected is halved"
     assert 1_000 in sizes
+
+
+def test_large_messages_that_wait_change_no_leases() -> None:
+    engine = with_leases(0, lambda engine: engine.policy_set("code", "paused", {"paused": True}))
+    engine.put([Draft("large", bytes(1 << 20), delay_us=3_600_000_000)] * 20)
+    engine.put([Draft("paused", bytes(1 << 20))] * 20)
+    engine.put([Draft("small", b"x")] * 100)
+    assert len(engine.lease(1_000).leases) == 100
 
 
 def test_a_lease_of_many_bodies_is_small() -> None:

@@ -20,7 +20,8 @@ PART_BYTES = 300
 class BodySizes:
     """
     The mean size of the bodies that were leased last. It grows with one lease and falls by at most
-    half with each, so one lease of small bodies among large ones changes little.
+    half with each, so one lease of small bodies among large ones changes little. What waits does
+    not count: large messages that are delayed or paused would make all leases small.
     """
 
     def __init__(self) -> None:
@@ -32,12 +33,9 @@ class BodySizes:
             mean = sum(map(_size, leases)) // len(leases)
             self._mean = max(mean, self._mean // 2, 1)
 
-    def within(self, size: int, mean: int = 0) -> int:
-        """
-        How many such bodies have this size together, in bytes; at least 1. `mean`: what else is
-        known of the mean size.
-        """
-        return max(1, size // max(mean, self._mean))
+    def within(self, size: int) -> int:
+        """How many such bodies have this size together, in bytes; at least 1."""
+        return max(1, size // self._mean)
 
 
 def _size(lease: Lease) -> int:

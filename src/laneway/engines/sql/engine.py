@@ -405,8 +405,7 @@ class SqlQueue(Waits):
         reads = partial(leasing.reads, pool=pool, room=n)
         with self.transaction(now_us, durable=False, reads=reads if topics is None else None) as tx:
             found = tx.shard.delivered
-            mean = tx.shard.bytes // (tx.shard.waiting or 1)
-            asked, n = n, min(n, self._bodies.within(LEASE_BYTES, mean))
+            asked, n = n, min(n, self._bodies.within(LEASE_BYTES))
             is_sweeping = tx.shard.first_sweep != NONE
             housekeeping.run(tx, HOUSEKEEPING_LIMIT if is_sweeping else housekeeping_of_lease(n))
             tx.flush_departures()
